@@ -15,7 +15,7 @@ PARTS := "(prometheus or page or e2e) and not neighbours"
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check room cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants graph pictures images arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check room cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench day fuzz mutants graph pictures images arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -127,6 +127,9 @@ cluster: announce-cluster $(VENV)/.dev ## leave the real control plane, Promethe
 
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
 	@$(BIN)/python -m bench
+
+day: $(VENV)/.runtime ## simulate days with and without idlegpu, in 3 minutes (SEEDS=4); writes bench/results and a picture
+	@$(BIN)/python -m bench.day $(if $(SEEDS),--seeds $(SEEDS))
 
 fuzz: $(VENV)/.dev ## every decoder, guided by coverage, for MINUTES=10; Linux on x86-64 alone
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)

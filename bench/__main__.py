@@ -33,6 +33,7 @@ BENCHMARKS: Final = (
     "churn",
     "packing",
     "bad_gpus",
+    "day",
 )
 
 

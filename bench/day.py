@@ -32,7 +32,7 @@ from bench.day_figure import Pair, draw, shown
 from bench.day_placements import KubeScheduler, WithIdlegpu
 from bench.day_pods import LARGEST
 from bench.day_run import FleetDay
-from bench.machine import report
+from bench.machine import RESULTS, report
 
 SEEDS: Final = 4
 STOCK: Final = "kube-scheduler alone"
@@ -43,6 +43,7 @@ WAYS: Final[Mapping[str, Callable[[int], KubeScheduler]]] = {
 }
 PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "day.svg"
 
+SMALL_MEAN: Final = "1-GPU pods: mean wait"
 LARGE_MEAN: Final = "8-GPU pods: mean wait"
 LARGE_SHUT_OUT: Final = "8-GPU pods: no node, 8 GPUs free"
 SHARED_MEAN: Final = "pods on shared GPUs: mean wait"
@@ -52,7 +53,7 @@ ON_BROKEN: Final = "starts on a broken GPU"
 ON_FOREIGN: Final = "starts on a whole GPU in foreign use"
 IDLE: Final = "idle GPUs while pods waited"
 UNITS: Final = {
-    "1-GPU pods: mean wait": "min",
+    SMALL_MEAN: "min",
     "1-GPU pods: p95 wait": "min",
     "1-GPU pods: slowdown": "times",
     LARGE_MEAN: "min",
@@ -72,6 +73,7 @@ UNITS: Final = {
 
 DRAWN: Final = {
     LARGE_MEAN: "minutes",
+    SMALL_MEAN: "minutes",
     LARGE_SHUT_OUT: "% of these pods at their arrival",
     IDLE: "GPU-hours",
     ON_BROKEN: "pods",
@@ -170,7 +172,7 @@ def main() -> int:
             __doc__.strip(),
             f"{len(seeds)} days; {time.perf_counter() - began:.0f} s in all.",
         ],
-        **({"folder": None} if options.quick else {}),
+        folder=None if options.quick else RESULTS,
     )
     if not options.quick:
         PICTURE.write_text(picture(days), encoding="utf-8")

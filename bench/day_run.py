@@ -147,8 +147,8 @@ class FleetDay(Day):
     def pass_step(self, placement: Placement) -> list[int]:
         """Let a step pass; pods that have been on a broken card for half a minute fail."""
         failed = super().pass_step(placement)
-        since = max(self.at - DIES_AFTER_STEPS, 0)
-        long_broken = self.broken[since : self.at + 1].all(axis=0)
+        since = self.at - DIES_AFTER_STEPS
+        long_broken = self.broken[max(since, 0) : self.at + 1].all(axis=0)
         for pod in np.unique(self.slots[long_broken]).tolist():
             if pod != NO_POD and self.started[pod] <= since:
                 self.counts.broken_ends += 1
