@@ -39,7 +39,7 @@ from agent.reading import NodeReading
 from bench.machine import RESULTS, Bound, report
 from bench.pod_load import POLL_SECONDS, UNREACHABLE, PodLoad
 from bench.processes import tree_of
-from bench.stepped_clock import VARIABLE
+from bench.stepped_clock import VARIABLE, step
 from extender.server.certificates.issuing import Files
 from simulation.agents import SimulatedAgent, run_agents
 from simulation.devices import Load as DeviceLoad
@@ -289,16 +289,16 @@ class Bench:
     @asynccontextmanager
     async def clock_is_ahead(self) -> AsyncIterator[None]:
         """Step the extenders' clocks ten minutes ahead, and back."""
-        self.clock.write_text(str(STEP_SECONDS))
+        step(self.clock, STEP_SECONDS)
         yield
-        self.clock.write_text("0")
+        step(self.clock, 0)
 
     @asynccontextmanager
     async def clock_is_behind(self) -> AsyncIterator[None]:
         """Step the extenders' clocks ten minutes back, and ahead."""
-        self.clock.write_text(str(-STEP_SECONDS))
+        step(self.clock, -STEP_SECONDS)
         yield
-        self.clock.write_text("0")
+        step(self.clock, 0)
 
     @asynccontextmanager
     async def disk_is_full(self) -> AsyncIterator[None]:
@@ -378,7 +378,7 @@ async def open_bench(folder: Path) -> AsyncIterator[Bench]:
     """Run all processes of the benchmark while the context is open."""
     certificates, clock = folder / "certificates", folder / "clock"
     files = issue(certificates)
-    clock.write_text("0")
+    step(clock, 0)
     own = certificates / "extender"
     plane = ControlPlane(folder / "plane")
     plane.folder.mkdir()
