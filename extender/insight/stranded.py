@@ -23,6 +23,7 @@ _EVEN_PART: Final = 0.5
 pod with such GPUs requests any."""
 _MOST_HOLDERS: Final = 10
 _PIECE_PODS: Final = 4000
+_PIECE_GPU_PODS: Final = 1000
 _PIECE_NODES: Final = 500
 _GIB: Final = 1 << 30
 
@@ -138,7 +139,7 @@ def find_needs(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[TypicalNeed
     """
     seen: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for at, record in enumerate(tuple(fleet.pods.values())):
-        if at % _PIECE_PODS == _PIECE_PODS - 1:
+        if at % _PIECE_GPU_PODS == _PIECE_GPU_PODS - 1:
             yield
         placed = pods.get(record.key) if record.node else None
         asked = record.host if placed is None else placed.needs
