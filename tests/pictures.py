@@ -16,6 +16,7 @@ WIDTH: Final = 1360
 PICTURES: Final = {
     "page.png": ("?theme=light&group=model", 470),
     "decisions.png": ("?theme=light&view=decisions", 400),
+    "pods.png": ("?theme=light&view=pods&order=Use", 400),
 }
 """Name of each picture, its view, and its height."""
 

@@ -171,7 +171,7 @@ async def test_a_pod_that_waits_is_bound_once_an_agent_has_seen_its_gpu_idle(
         assert await world.bound([patient]) == [node]
 
 
-async def test_a_foreign_process_is_seen_beside_prometheus_too(
+async def test_a_foreign_process_is_seen_and_named_beside_prometheus_too(
     world: World, tmp_path: Path
 ) -> None:
     node = world.add("node")
@@ -181,8 +181,17 @@ async def test_a_foreign_process_is_seen_beside_prometheus_too(
 
         await world.wait_state(node, 0, "foreign")
 
-        signals = (await world.gpu(node))["signals"]
+        gpu = await world.gpu(node)
+        signals = gpu["signals"]
         assert signals["utilization"]["source"] == signals["memory"]["source"] == "agent"
+        (process,) = gpu["foreign_processes"]
+        assert (process["name"], process["pid"], process["pod"]) == ("python3", 4711, "")
+        assert process["memory_bytes"] == 20 * GIB
+        assert (await world.gpu(node, 1))["foreign_processes"] == []
+
+        world.fleet.set_foreign(node, 0, None)
+
+        await world.wait_gpu(node, 0, lambda gpu: not gpu["foreign_processes"], "has no process")
 
 
 async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from extender.answers.explanation import Explanation, ReasonNodes
 from extender.answers.pending import Waiting
 from extender.answers.verdicts import DeviceAnswer, VerdictAnswer
 from extender.cli import formatting
+from extender.cli.client import Client
 from extender.cli.commands.best import COLUMNS, row
+from extender.cli.commands.gpus import process
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
 from extender.cli.name_completion import NODES, PODS
@@ -45,12 +47,19 @@ _NOT_KNOWN = "and no decision about it is remembered: none was made, or it is to
 
 
 def _render(
-    answer: Explanation, *, node: str | None, limit: int, is_wide: bool, has_scores: bool = False
+    answer: Explanation,
+    client: Client,
+    *,
+    node: str | None,
+    limit: int,
+    is_wide: bool,
+    has_scores: bool = False,
 ) -> RenderableType:
     """Render an explanation for people.
 
     Args:
         answer: the explanation.
+        client: asked for the processes that use foreign GPUs now.
         node: node to show in detail, or the reason why that is impossible; None for the node that
             the pod is bound to, else our first choice.
         limit: largest number of nodes to list.
@@ -65,11 +74,11 @@ def _render(
     parts += [*_reasons("refused by idlegpu", answer.rejected)]
     parts += [*_reasons("not asked about", answer.closed)]
     for verdict in _detailed(answer, node, is_wide=is_wide):
-        parts += [Text(""), *_detail(verdict, has_scores=has_scores)]
+        parts += [Text(""), *_detail(verdict, client, has_scores=has_scores)]
     if node is not None and (why := _why_no_detail(answer, node)):
         parts += [Text(""), line(why, "yellow")]
         for verdict in answer.asked_node.now if answer.asked_node else ():
-            detail = _detail(verdict, has_scores=has_scores)
+            detail = _detail(verdict, client, has_scores=has_scores)
             parts += [Text(""), line(_RECOMPUTED, "yellow"), *detail]
     if answer.not_checked:
         parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
@@ -235,7 +244,9 @@ def _why_no_detail(answer: Explanation, node: str) -> str:
     return f"{node}: {why}"
 
 
-def _detail(verdict: VerdictAnswer, *, has_scores: bool) -> Iterable[RenderableType]:
+def _detail(
+    verdict: VerdictAnswer, client: Client, *, has_scores: bool
+) -> Iterable[RenderableType]:
     """Yield the lines of one node in detail: reason, devices, and the parts of its score."""
     title = (
         f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
@@ -261,6 +272,7 @@ def _detail(verdict: VerdictAnswer, *, has_scores: bool) -> Iterable[RenderableT
         )
     yield sheet(_DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
     yield from (line(_room(device)) for device in verdict.devices if device.declared_bytes)
+    yield from map(line, _foreign(verdict, client))
     if has_scores:
         yield Text("")
         yield _scores(verdict)
@@ -297,6 +309,21 @@ def _room(device: DeviceAnswer) -> str:
         f"{formatting.gib(device.others_bytes)} in use by others, "
         f"{formatting.gib(device.memory_free_bytes)} measured free"
     )
+
+
+def _foreign(verdict: VerdictAnswer, client: Client) -> Iterable[str]:
+    """Yield who uses the foreign GPUs of a node now; an explanation does not record it."""
+    foreign = {
+        (device.uuid, device.gpu_instance_id)
+        for device in verdict.devices
+        if device.state == "foreign"
+    }
+    if not foreign:
+        return
+    for gpu in client.gpus(verdict.node).gpus:
+        if (gpu.uuid, gpu.gpu_instance_id) in foreign and gpu.foreign_processes:
+            used = "; ".join(map(process, gpu.foreign_processes))
+            yield f"{gpu.name} now: {used}"
 
 
 def _device(device: DeviceAnswer) -> list[Cell]:
@@ -441,7 +468,12 @@ def _show(
     session.show(
         answer,
         lambda: _render(
-            answer, node=node, limit=limit, is_wide=session.is_wide, has_scores=has_scores
+            answer,
+            session.client,
+            node=node,
+            limit=limit,
+            is_wide=session.is_wide,
+            has_scores=has_scores,
         ),
     )
     return 1 if answer.state == "unplaceable" or _is_missed(answer, node) else 0

@@ -61,7 +61,7 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
         else formatting.UNKNOWN,
     ]
     if has_processes:
-        row.append("; ".join(map(_process, gpu.foreign_processes)) or formatting.NOTHING)
+        row.append("; ".join(map(process, gpu.foreign_processes)) or formatting.NOTHING)
     if is_wide:
         row += [
             formatting.UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}",
@@ -75,7 +75,8 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
     return row
 
 
-def _process(one: ForeignProcessAnswer) -> str:
+def process(one: ForeignProcessAnswer) -> str:
+    """Describe a process that uses a GPU without holding it."""
     place = f"in pod {one.pod}" if one.pod else "outside Kubernetes"
     parts = [
         f"{formatting.gib(one.memory_bytes)} GiB by {one.name or 'a process'}",

@@ -1,5 +1,6 @@
 """Processes that use a GPU without holding it, as text and as JSON."""
 
+import asyncio
 import json
 from datetime import datetime, timedelta
 
@@ -10,7 +11,8 @@ from extender.cli.client import Client
 from extender.cli.commands.gpus import table
 from extender.cli.formatting import since
 from extender.core.devices.readings import DeviceKey, ForeignProcess
-from testkit.cli_serving import build_fleet, runner, serving
+from testkit.cards import IDLE, Gpu
+from testkit.cli_serving import ask, build_fleet, runner, serving
 from testkit.world import World
 
 PYTHON = ForeignProcess(
@@ -62,6 +64,22 @@ def test_processes_are_under_the_row_of_their_gpu_in_80_columns() -> None:
     first = next(at for at, line in enumerate(lines) if line.startswith("node-3::0"))
     assert " ".join(line.strip() for line in lines[first + 1 : -1]) == f"processes: {WORDS}"
     assert lines[-1].startswith("node-3::1")
+
+
+def test_explain_says_who_uses_a_foreign_gpu_now() -> None:
+    world = World()
+    cards = {"node-1": [Gpu(busy=0.9, used_gib=30.0), IDLE]}
+    world.add(cards)
+    asyncio.run(ask(world, "prioritize", "node-1", name="fresh"))
+    world.fleet.note_foreign("node-1", {DeviceKey(("GPU-node-1-0", "")): (PYTHON,)})
+    with serving(world.build_app()) as url:
+        shown = runner(url)("explain", "fresh").stdout
+
+    assert "foreign" in shown
+    assert (
+        "node-1::0 now: 30 GiB by python3, PID 4711, outside Kubernetes "
+        "(docker-3f2a1b4c5d6e.scope), since 2024-05-01 09:12"
+    ) in shown
 
 
 def test_a_time_of_today_has_no_day() -> None:

@@ -75,7 +75,8 @@ export class Pods {
     this.namespace.value = state.namespace;
     show(this.note, inWords(answer));
     renew(this.body, pods.length ? grid(NAMES, pods.map((one) => one.uid), pods.map((one) => this.row(one)), COLUMNS) : h("p", { class: "group-name" }, "No pod with GPUs matches."));
-    const page = (name, from, isThere) => h("button", { type: "button", disabled: !isThere, onclick: () => { go({ from: from ? String(from) : "" }, true); this.box.scrollTop = 0; } }, name);
+    const page = (name, from, isThere) => h("button", { type: "button", disabled: !isThere, onclick: () => { go({ from: from ? String(from) : "" }, true); this.body.scrollTop = 0; } }, name);
+    this.pages.hidden = total <= PAGE;
     renew(this.pages, total > PAGE ? [page("Previous", Math.max(offset - PAGE, 0), offset > 0), page("Next", offset + PAGE, offset + pods.length < total)] : null);
   }
 
