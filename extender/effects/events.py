@@ -186,7 +186,7 @@ class EventWriter:
         series = self._known.get(text)
         if series is not None:
             series.count += 1
-            if now - series.written_at < self.settings.repeat_seconds:
+            if 0 <= now - series.written_at < self.settings.repeat_seconds:  # not if set back
                 return
         elif self._per_pod.get(text.pod.uid, 0) >= self.settings.per_pod:
             self.counts.dropped += 1

@@ -115,7 +115,7 @@ class SlowColumns:
         if not (is_size or is_fault):
             return self._query(metric, is_above_zero=False)
         last = self._last.get(metric.name)
-        if last is not None and now - last.full_at < FULL_SECONDS:
+        if last is not None and _is_recent(last.full_at, now, FULL_SECONDS):
             again = last if is_size else self._with_faults(metric, last)
             if again is not None:
                 self._last[metric.name] = again
@@ -238,7 +238,7 @@ class Collector:
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf
-        self._shares_due = -np.inf
+        self._shares_at = -np.inf
 
     def close(self) -> None:
         """End threads and connections."""
@@ -310,7 +310,7 @@ class Collector:
 
     def _discover_metrics(self, now: float) -> None:
         """Find out periodically which metrics exist, so that only these are queried."""
-        if now - self._names_at < _DISCOVERY_SECONDS:
+        if _is_recent(self._names_at, now, _DISCOVERY_SECONDS):
             return
         since = now - _NAMES_SINCE_SECONDS
         try:
@@ -348,7 +348,7 @@ class Collector:
         if not identity_metrics:
             return *self._devices.update({}), np.zeros(0)
         is_same = last.is_same(identity_metrics, identity)
-        if is_same and now - last.at < _DISCOVERY_SECONDS:
+        if is_same and _is_recent(last.at, now, _DISCOVERY_SECONDS):
             started = time.monotonic()
             ages = self._queries.fetch(
                 promql.ages_query(identity_metrics, self._selector),
@@ -458,7 +458,7 @@ class Collector:
         Returns:
             The memory by pod, if the exporter reports it, and all devices with named shares.
         """
-        if now < self._shares_due or not len(self._devices):
+        if _is_recent(self._shares_at, now, _SHARES_SECONDS) or not len(self._devices):
             return (), ()
         query = promql.shared_devices_query(identity_metrics, self._selector)
         divided = self._queries.fetch(query, devices_in)
@@ -468,7 +468,7 @@ class Collector:
                 query = promql.shares_query(metric, self._selector)
                 found += self._queries.fetch(query, partial(shares_in, metric=metric))
         rows = len(found) or len(self._devices)  # an empty answer may cost the server as much
-        self._shares_due = now + _SHARES_SECONDS if rows > _FEW_SHARES else -np.inf
+        self._shares_at = now if rows > _FEW_SHARES else -np.inf
         return found, divided
 
     def _query_pods(self, query: str, reduce: Callable[[Rows], _T], *about: object) -> _T:
@@ -506,6 +506,11 @@ class Collector:
         changed = changed_tenants(self._tenants, current)
         self._tenants = current
         return changed
+
+
+def _is_recent(at: float, now: float, seconds: float) -> bool:
+    """Return whether a time is at most so many seconds ago; not if the clock was set back."""
+    return 0 <= now - at < seconds
 
 
 def _wait_for_columns(work: _PendingColumns) -> tuple[dict[Signal, Column], dict[str, str]]:

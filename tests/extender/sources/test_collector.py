@@ -57,6 +57,19 @@ async def test_new_metric_is_noticed_within_a_minute(fake: FakePrometheus) -> No
     assert state.value(Signal.TEMPERATURE) == 60
 
 
+async def test_new_metric_is_noticed_at_once_after_the_clock_was_set_back(
+    fake: FakePrometheus,
+) -> None:
+    fake.series = [util(1)]
+    state = CollectorState(fake.url)
+    await state.round(NOW)
+    fake.series.append(series("DCGM_FI_DEV_GPU_TEMP", 60, UUID="GPU-1", Hostname="gpu-1"))
+
+    await state.round(NOW - 600)
+
+    assert state.value(Signal.TEMPERATURE) == 60
+
+
 async def test_names_are_queried_if_the_server_does_not_list_them(fake: FakePrometheus) -> None:
     fake.series = [util(30)]
     fake.failing = {"/values"}
