@@ -1,4 +1,4 @@
-"""Describe driver errors for operators: what failed, the cause, and the remedy."""
+"""Describe driver errors for operators: the failed operation, the cause, and the remedy."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -58,7 +58,7 @@ class CardAdvice(SampledUse):
         memory_total_bytes: memory of the card.
         verdict: `fewer`, `do-not-share`, `share`, `more`, `keep` or `not-measured`.
         recommended_replicas: replicas to offer, 1 for a whole card.
-        bound_by: what limits the number: `activity`, `memory` or `most`; null without measurements.
+        bound_by: limit of the number: `activity`, `memory` or `most`; null without measurements.
         way: way to share, if another than now is better: `mig`, `mps` or `time-slicing`.
         mig_layout: MIG layout of equal instances, such as `2x 3g.40gb`.
         replica_memory_bytes: memory of each replica.
@@ -141,7 +141,7 @@ class StrandedHolder(Answer):
         pod: the pod, as `namespace/name`.
         gpus: GPUs that it holds.
         part: part of the node's scarcest resource beyond that share, from 0 to 1.
-        requests: what it requests; null if the caller may not read the pod.
+        requests: its requests; null if the caller may not read the pod.
     """
 
     pod: str
@@ -158,13 +158,13 @@ class StrandedGpus(Answer):
         resource: the GPU resource.
         stranded_gpus: free GPUs that cannot be served.
         free_gpus: all free GPUs.
-        lacks: what is missing, the scarcest first: `cpu`, `memory` or `storage`.
-        left: what is left on the node.
-        need: what one GPU's pod is expected to request.
-        is_need_assumed: whether that is the even share of a GPU, because no pod shows it.
+        lacks: missing resources, the scarcest first: `cpu`, `memory` or `storage`.
+        left: remaining host resources of the node.
+        need: expected request of a pod with one GPU.
+        is_need_assumed: whether `need` is the even share of a GPU, because no pod requests any.
         holders_total: number of holders, also of those that are not listed.
         holders: pods that hold more than their share, the largest part first.
-        remedy: what to do.
+        remedy: suggested remedy.
     """
 
     node: str
@@ -192,7 +192,7 @@ class Advice(Answer):
         samples: most samples of a device.
         sources: sources of the samples: `memory`, `prometheus` or `agent`.
         over_seconds: the period.
-        note: what the samples lack, `""` for nothing.
+        note: gaps in the samples, `""` without gaps.
         rules: thresholds of the advice.
         cards_total: cards with advice, also those beyond the limit.
         pods_total: pods with advice, also those beyond the limit.

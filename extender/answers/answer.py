@@ -15,7 +15,7 @@ class ErrorAnswer(Answer):
     """Error of a request.
 
     Attributes:
-        error: what is wrong, and what to do.
+        error: the fault and its remedy.
         unreachable: addresses of the replicas that did not answer, if there are any.
     """
 

@@ -63,7 +63,7 @@ class Domain(Answer):
 
 
 class Group(Answer):
-    """Group of a pod: where its pods are, and where the rest fits.
+    """Group of a pod: the nodes of its pods, and the domains with room for the rest.
 
     Attributes:
         name: name of the group.

@@ -31,7 +31,7 @@ class Other(Answer):
 
 
 class StoredAnswer(Answer):
-    """How much of a decision is recorded.
+    """Extent of a decision's record.
 
     Attributes:
         in_full: candidates that are recorded in full.
@@ -45,7 +45,7 @@ class StoredAnswer(Answer):
 
 
 class AskedNode(Answer):
-    """What is recorded of the node that the caller asked for.
+    """Record of the node that the caller asked for.
 
     Attributes:
         node: name of the node.
@@ -102,10 +102,10 @@ class Explanation(Answer):
         state: `bound`, `gone`, `placeable`, `unplaceable`, or the state of a waiting pod.
         bound_node: its node.
         is_followed: whether that is the first choice.
-        pending: for a waiting pod, what it waits for.
+        pending: for a waiting pod, the reasons why it waits.
         decision: the latest decision about it.
         filter: the filter decision of the same attempt, of any replica.
-        kept: how much of the decision is recorded.
+        kept: extent of the decision's record.
         nodes: nodes that are recorded in full, best first, including the one that the pod was bound
             to. If few pass, some refused nodes follow, also those that filter refused.
         others: the other candidates that passed, best first.
@@ -121,7 +121,7 @@ class Explanation(Answer):
             uses them: `affinity` except required node affinity, labels of node feature discovery,
             topology spread, volumes, quotas; `nodeSelector` and `affinity` as a whole if they name
             more than 100 labels.
-        asked_node: what is recorded of the node that the caller asked for.
+        asked_node: record of the node that the caller asked for.
         gpus: indexes of the GPUs that the pod holds, as far as a source shows them.
     """
 

@@ -274,7 +274,7 @@ class Defrag(Answer):
     Attributes:
         resource: the GPU resource.
         gpus: GPUs that must be free on one node.
-        ready: nodes that have so many free GPUs.
+        ready: nodes with this many free GPUs.
         plans: plans for other nodes, the best first.
         total: number of plans, also of those beyond the limit.
     """

@@ -40,7 +40,7 @@ class LastDecision(Answer):
 
 
 class Waiting(Answer):
-    """A waiting pod, and what it waits for.
+    """A waiting pod, and the reasons why it waits.
 
     kube-scheduler counts `by_scheduler` and `by_us`; idlegpu reads them from the pod's PodScheduled
     condition. If the condition is still empty, `by_us` comes from idlegpu's latest decision.
@@ -66,7 +66,7 @@ class Waiting(Answer):
         by_us: nodes that idlegpu refused, by reason.
         message: text of the pod's PodScheduled condition.
         preemption: the part of that text about preemption.
-        hints: what would have to change, one sentence for each reason, the most common first.
+        hints: a remedy for each reason, one sentence each, the most common first.
         decision: the latest decision about the pod, of any replica; null if none is remembered.
     """
 

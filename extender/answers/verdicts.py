@@ -29,7 +29,7 @@ class DeviceAnswer(Answer):
         health: each sign of ill health with its effect, `""` if healthy.
         temperature_celsius: temperature of the chip.
         memory_temperature_celsius: temperature of the memory.
-        throttling: what holds the clocks back and costs score, `""` for nothing.
+        throttling: cause of reduced clocks that lowers the score, `""` for none.
         signals: source and age of `utilization` (with the busiest signal), `memory`,
             `temperature`, `throttling` and, if a reading speaks against its health, `health`.
     """

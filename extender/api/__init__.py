@@ -1,1 +1,1 @@
-"""The HTTP API: its routes, who may read what, and metrics."""
+"""The HTTP API: routes, access control and metrics."""

@@ -366,7 +366,7 @@ class Client:
         return made
 
     def measured(self, pod: Mapping[str, object], *, owner: str | None = None) -> Size:
-        """Return what pods similar to a pod were measured to use.
+        """Return the measured use of pods that are similar to a pod.
 
         Args:
             pod: Pod object as in a manifest; only its metadata and containers count.

@@ -8,7 +8,7 @@ from extender.cli.remote.errors import ClientError, Failure
 from extender.core.sizing import Measured, Proposal, propose, texts_in
 
 Measure = Callable[[Object, str | None], Size]
-"""Returns what pods like a pod, or of an owner (`Deployment chat`), were measured to use."""
+"""Returns the measured use of pods like a pod, or of an owner's pods (`Deployment chat`)."""
 
 
 def propose_for(

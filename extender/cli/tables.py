@@ -69,7 +69,7 @@ Cell = str | Text
 
 @dataclass(slots=True, kw_only=True)
 class _Column:
-    """A column: its header, and what it needs.
+    """A column of a table.
 
     Attributes:
         name: header.

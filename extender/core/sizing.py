@@ -25,7 +25,7 @@ _NODE_GPUS: Final = 8
 
 
 class Certainty(StrEnum):
-    """How much a proposal can be relied on."""
+    """Reliability of a proposal."""
 
     MEASURED = "measured"
     STATED = "stated"
@@ -100,7 +100,7 @@ needs 16 (2 for the weights, 2 for gradients, 12 for 32-bit copies and moments: 
 ZeRO, 2020) and room for activations; 16-bit inference 2, and a fifth for the cache."""
 
 _LARGE_BILLIONS: Final = 70.0
-"""What "a large model" means without a number."""
+"""Size of "a large model" without a number."""
 
 _SIZE: Final = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,4})?)\s{0,2}-?\s{0,2}(billion|bn|b|million|m)\b", re.IGNORECASE
@@ -119,10 +119,10 @@ _SCALES: Final[Mapping[str, float]] = {"billion": 1.0, "bn": 1.0, "b": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What similar pods used.
+    """Measured use of similar pods.
 
     Attributes:
-        by: what makes them similar: owner, images or requests.
+        by: their common property: owner, images or requests.
         pods: number of these pods.
         memory_bytes: the most that one of them used of a GPU.
     """
@@ -141,7 +141,7 @@ class Proposal:
         memory_bytes: memory needed on each GPU, None if unknown.
         models: models with that much memory, for `idlegpu.io/prefer-models`; () if any will do.
         is_share_enough: whether a share of a GPU is enough.
-        certainty: how much the proposal can be relied on.
+        certainty: reliability of the proposal.
         because: the reasons, in words.
     """
 
@@ -165,7 +165,7 @@ def propose(
     Args:
         text: description of the task, "" without one.
         command: its command, arguments and further configuration as one text.
-        measured: what similar pods used, None if unknown.
+        measured: measured use of similar pods, None if unknown.
         gpus: number of GPUs if it is given; None to propose it.
 
     Example:

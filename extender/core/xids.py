@@ -1,4 +1,4 @@
-"""What each XID, NVIDIA's number of a fault, means: the built-in table, or a setting."""
+"""Meaning of each XID, NVIDIA's number of a fault: the built-in table, or a setting."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -52,7 +52,7 @@ _PIECE_KEYS = 8192
 
 
 class AllocationChange(IntEnum):
-    """What has changed with a node's new allocation; each value includes the lower ones."""
+    """Extent of a node's new allocation; each value includes the lower ones."""
 
     NOTHING = 0
     ROWS = 1
@@ -79,7 +79,7 @@ class NodeAllocations:
 
     Attributes:
         offers: when nodes began to offer fewer devices, or came back.
-        departures: what pods release when they end.
+        departures: devices and memory that ending pods release.
         sharing: which nodes share their devices among pods.
         similar_pods: memory that pods were measured to use, for similar pods.
     """
@@ -198,7 +198,7 @@ class NodeAllocations:
         self._holder_sources.preference_seconds = seconds
 
     def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> AllocationChange:
-        """Allocate a node's devices and record who holds them; return what has changed."""
+        """Allocate a node's devices and record their holders; return the extent of the change."""
         name = node.name
         self._forget_ended(name, now)
         self._unattributed_ends.expire(name, now, self._policy.freshness)

@@ -144,7 +144,7 @@ class DeviceColumns:
         """Move all times back after the clock was set back, and none beyond now.
 
         Args:
-            seconds: how far the clock was set back.
+            seconds: time by which the clock was set back.
             now: current time, seconds since the epoch.
         """
         self.latest.shift_back(seconds, now)
@@ -229,7 +229,7 @@ class DeviceColumns:
         self.account(rows[read], used[read], np.full(int(read.sum()), np.nan))
 
     def occupancy(self, rows: Rows) -> Occupancy:
-        """Return the memory in use on devices, and to whom it belongs."""
+        """Return the memory in use on devices, and its owners."""
         numbers = self.numbers
         return Occupancy(
             used=numbers["used_bytes"][rows],
@@ -238,7 +238,7 @@ class DeviceColumns:
         )
 
     def set_occupancy(self, rows: Rows, occupancy: Occupancy) -> None:
-        """Set the memory in use on devices, and to whom it belongs."""
+        """Set the memory in use on devices, and its owners."""
         self.numbers["used_bytes"][rows] = occupancy.used
         self.numbers["others_bytes"][rows] = occupancy.others
         self.numbers["foreign_bytes"][rows] = occupancy.foreign

@@ -436,7 +436,7 @@ def count_unreported(
     rows: Mapping[str, PoolRow],
     tenants: TenantsByRow,
 ) -> int:
-    """Return how many devices behind a resource pods hold without being reported on them.
+    """Return the number of devices behind a resource whose pods no source reports.
 
     Args:
         pods: the pods.

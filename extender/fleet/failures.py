@@ -178,7 +178,7 @@ class FailureLog:
                 failure.measured_at = at
 
     def _spread(self) -> tuple[Counter[str], Counter[str]]:
-        """Return by owner on how many nodes its pods failed: by a device, and in any way.
+        """Count the nodes on which each owner's pods failed: by a device, and in any way.
 
         Failures with a measured device fault do not count in the first: the fault is the node's.
         """

@@ -489,7 +489,7 @@ class Fleet:
         return self._allocations.similar_pods.measured(kin)
 
     def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
-        """Return a request with what the fleet knows: nodes to avoid, expected memory, targets.
+        """Return a request with the fleet's knowledge: nodes to avoid, expected memory, targets.
 
         Args:
             request: a pod's GPU request.
@@ -508,7 +508,7 @@ class Fleet:
         return replace(request, avoided=avoided, expected_bytes=expected)
 
     def group_need(self, uid: str, request: GpuRequest, snapshot: Snapshot) -> GroupNeed | None:
-        """Return what the group of a pod needs, None if the pod is in none."""
+        """Return the needs of a pod's group, None if the pod is in none."""
         if request.group is None:
             return None
         return self.groups.need(uid, request, snapshot, self._nodes, self.policy)

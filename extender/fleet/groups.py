@@ -83,7 +83,7 @@ class PodGroups:
         return frozenset(self._uids.get(key, ()))
 
     def tentative_seconds(self, uid: str, assumed: Assumed) -> float:
-        """Return for how long a pod counts after our answer if it is not bound."""
+        """Return the seconds for which a pod counts after our answer if it is not bound."""
         record = self._pods.get(uid)
         is_reverted = record is not None and record.group is not None and record.group.is_reverted
         return assumed.simulated_seconds if is_reverted else assumed.tentative_seconds
@@ -124,7 +124,7 @@ class PodGroups:
         nodes: Mapping[str, NodeRecord],
         policy: Policy,
     ) -> GroupNeed | None:
-        """Return what the group of a pod needs; None without a group, or if the pod is alone in it.
+        """Return the needs of a pod's group; None without a group, or if the pod is alone in it.
 
         Args:
             uid: UID of the pod that is being placed.

@@ -254,7 +254,7 @@ class Intake:
             self._flag["was_used"][rows[is_clean]] = False
 
     def _note_occupancy(self, rows: Rows, used: Column, is_new: Flags, own: Own | None) -> None:
-        """Record to whom the memory in use belongs; skip missing readings."""
+        """Record the owners of the memory in use; skip missing readings."""
         is_known = is_new & ~np.isnan(used)
         foreign = None if own is None else own.foreign_bytes
         foreign = np.full(len(rows), np.nan) if foreign is None else foreign

@@ -43,7 +43,7 @@ steps."""
 
 
 class Snapshots:
-    """Own the latest snapshot and record what has changed since.
+    """Owner of the latest snapshot and of the changes since.
 
     Args:
         store: devices and their readings.

@@ -1,1 +1,1 @@
-"""What operators ask: explanations, idle holders, costs, advice, demand, regret."""
+"""Answers for operators: explanations, idle holders, costs, advice, demand, regret."""

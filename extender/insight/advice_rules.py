@@ -181,7 +181,7 @@ def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: floa
 
 
 def _times(room: float, each: float) -> int:
-    """Return how often `each` fits into `room`, at most `MOST_REPLICAS` + 1."""
+    """Return the number of times that `each` fits into `room`, at most `MOST_REPLICAS` + 1."""
     if each * (MOST_REPLICAS + 1) <= room:
         return MOST_REPLICAS + 1
     # An exact fit must not be lost to rounding.

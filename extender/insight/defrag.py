@@ -90,7 +90,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defrag:
-    """What makes room for a request.
+    """Nodes with room for a request, and moves that make room on other nodes.
 
     Attributes:
         ready: nodes that have room already.
@@ -103,7 +103,7 @@ class Defrag:
 
 @dataclass(slots=True)
 class _Room:
-    """What is free on each node of a pool; nodes that take no pods have no free devices."""
+    """Free devices of each node of a pool; nodes that take no pods have none."""
 
     free: Rows
     millicores: Rows

@@ -37,7 +37,7 @@ class Supply:
     Args:
         nodes: nodes by name.
         models: model names by number, as in the snapshot.
-        needs: what a GPU needs of its node's CPU, memory and storage.
+        needs: CPU, memory and storage of the node for one GPU.
         labels: node labels that name a pool; they override the cloud providers' labels.
     """
 

@@ -98,13 +98,13 @@ MAX_WAITING: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOutcome:
-    """How one placement turned out; activities are mean ratios, None where unknown.
+    """Outcome of one placement; activities are mean ratios, None if unknown.
 
     Attributes:
         pod: the pod.
         bound_at: when its binding was seen, seconds since the epoch.
         decided_at: time of the decision; if two replicas decided, the later decision counts.
-        seconds: how long the pod was watched; shorter if it ended early.
+        seconds: time for which the pod was watched; shorter if it ended early.
         node: its node.
         choice: our first choice, "" if no node passed.
         is_shadow: whether the decision was made in shadow mode.

@@ -1,4 +1,4 @@
-"""The route POST /v1/size: what similar pods were measured to use."""
+"""The route POST /v1/size: measured use of similar pods."""
 
 from aiohttp import web
 
@@ -41,7 +41,7 @@ class SizeRoute:
         return json_answer(Size(measured=self._measured(kin) if sees(namespace) else None))
 
     def _measured(self, kin: tuple[str, ...]) -> MeasuredUse | None:
-        """Return what the most similar pods used; None if none was measured."""
+        """Return the measured use of the most similar pods; None without measurements."""
         found = self._fleet.measured_like(kin)
         if found is None:
             return None

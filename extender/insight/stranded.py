@@ -54,9 +54,9 @@ class StrandedNode:
         gpus: number of stranded GPUs.
         free: number of free GPUs, stranded or not.
         lacks: names of the resources that are missing, the scarcest first.
-        left: what no pod requests of the node.
-        need: what one GPU, or one replica, needs.
-        is_assumed: no pod with such GPUs requests what is missing, so that `need` is an assumption.
+        left: host resources of the node that no pod requests.
+        need: host resources for one GPU or replica.
+        is_assumed: whether `need` is assumed, because no pod with such GPUs requests any.
         holders: pods that hold more than their even share, largest first.
     """
 
@@ -100,7 +100,7 @@ class StrandedNode:
 
 @dataclass(frozen=True, slots=True)
 class TypicalNeeds:
-    """What a GPU typically needs of its node: the median of the pods that request any.
+    """Typical host resources for a GPU: the median of the pods that request any.
 
     Attributes:
         by_resource: requests of a GPU or replica, by resource name; 0 where no pod requests any.
@@ -131,7 +131,7 @@ class TypicalNeeds:
 
 
 def find_needs(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[TypicalNeeds]:
-    """Find what a GPU typically needs of its node, in steps.
+    """Compute the typical host resources for a GPU, in steps.
 
     Args:
         fleet: state of the fleet.
@@ -164,7 +164,7 @@ def count_usable(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNe
         node: the node.
         resource: resource name of the GPUs.
         row: the node's row in the resource's pool.
-        needs: what a GPU needs.
+        needs: typical host resources for a GPU.
     """
     free = max(row.allocatable - row.held, 0)
     if node.host is None or not free:
@@ -174,7 +174,7 @@ def count_usable(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNe
 
 
 def _fits(row: PoolRow, need: HostResources) -> dict[str, int]:
-    """Return for how many GPUs each resource of a node is enough."""
+    """Return the number of GPUs that each host resource of a node can serve."""
     return {
         name: rest // each for name, rest, each in zip(NAMES, _left(row), need, strict=True) if each
     }

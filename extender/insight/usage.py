@@ -72,7 +72,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rate:
-    """What a pod uses in each second since a sweep.
+    """Use of a pod per second since a sweep.
 
     Attributes:
         group: the pod's group.
@@ -220,7 +220,7 @@ class UsageRecord:
         )
 
     def _last_seconds(self, uid: str, before: float, now: float) -> float:
-        """Return how long a pod that is gone held its GPUs after the last sweep."""
+        """Return the seconds for which an ended pod held its GPUs after the last sweep."""
         record = self._fleet.pods.get(uid)
         ended_at = record.ended_at if record is not None else None
         # Without the time of its end the middle is the least wrong on average.

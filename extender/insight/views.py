@@ -346,7 +346,7 @@ def request_view(request: GpuRequest) -> Request:
 
 
 def group_view(group: GroupFit) -> Group:
-    """Build the record of a pod's group: its size, where its pods are, and where the rest fits."""
+    """Build the record of a pod's group: its size, its pods' nodes, and room for the rest."""
     return Group(
         name=group.name,
         size=group.size,

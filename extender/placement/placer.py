@@ -76,7 +76,7 @@ class Weighed:
 
 
 def nearness_of(decision: Decision, nodes: Iterable[str]) -> dict[str, Nearness]:
-    """Return how near some candidates are to the pod's group, {} if the pod is in none."""
+    """Return the nearness of some candidates to the pod's group, {} if the pod is in none."""
     group = decision.group
     if group is None:
         return {}
@@ -251,7 +251,7 @@ class Placer:
         Args:
             request: the GPU request.
             nodes: names of the nodes.
-            nearness: by node, how near it is to the pod's group.
+            nearness: nearness to the pod's group by node.
         """
         overlays = self.fleet.ledger.overlays(without="")
         about = (self.fleet.snapshot(), self.policy)

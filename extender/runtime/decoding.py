@@ -15,8 +15,8 @@ MOST_DEPTH: Final = 128
 
 MOST_VALUES: Final = 200_000
 _VALUE_BYTES: Final = 24
-"""A body may have so many values, and one more for each so many bytes. What Kubernetes writes has
-28 bytes or more for each, and what decoding costs grows with the values."""
+"""A body may have this many values, plus one for each `_VALUE_BYTES`. The time for decoding grows
+with the values. Kubernetes' own JSON has at least 28 bytes for each."""
 
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
 
@@ -53,10 +53,9 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
 
 
 def excess_values(content: bytes) -> str:
-    """Return what JSON has too much of to be decoded while others wait, "" for nothing.
+    """Describe why JSON has too many values to decode, "" if it has not.
 
-    Each value but the first is behind a comma, or is alone in what it is in: nothing is decoded to
-    count them.
+    Commas approximate the number of values, so that nothing is decoded to count them.
 
     Example:
         >>> excess_values(b"[" + b"0," * 300_000 + b"0]")

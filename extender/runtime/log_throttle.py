@@ -41,7 +41,7 @@ class LogThrottle:
         self._unlogged = 0
 
     def due(self, *thing: Hashable) -> int | None:
-        """Return how many equal lines were skipped since the last one, or None to skip this one.
+        """Return the number of equal lines skipped since the last one, or None to skip this one.
 
         Different lines that were skipped because of `most` are counted with the next new line.
 

@@ -486,7 +486,7 @@ def descriptors() -> int:
 
 
 def raise_descriptor_limit(connections: int) -> int:
-    """Raise the soft limit of file descriptors for `connections`; return how many it allows."""
+    """Raise the soft limit of file descriptors for `connections`; return the allowed number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + 2 * RESERVED_DESCRIPTORS
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -496,7 +496,7 @@ def raise_descriptor_limit(connections: int) -> int:
 
 
 def spare_for(connections: int) -> int:
-    """Return how many file descriptors a port must leave for another port and for ourselves.
+    """Return the number of file descriptors to reserve for another port and for the process.
 
     Args:
         connections: maximum number of connections of the other port.

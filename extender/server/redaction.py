@@ -1,4 +1,4 @@
-"""Redaction: what a caller may see of pods in an answer.
+"""Redaction of pods in an answer that the caller may not read.
 
 An answer names a pod by `pod_name` or `pod_key`, and wraps other data about it in `of_pod`. These
 return placeholders, which only for type checkers are of the type that the caller receives.

@@ -1,1 +1,1 @@
-"""Settings: every setting, how it is described, read and checked; the settings file."""
+"""Settings: description, parsing and checks of every setting, and the settings file."""

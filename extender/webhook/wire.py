@@ -82,7 +82,7 @@ _WIRE_UNITS: Final = 400
 A node of another certainty is at least 160 behind, more than kube-scheduler's plugins can add."""
 
 _WISHES_UNITS: Final = 120
-"""What all of kube-scheduler's plugins can add together, 1,200 points, in units."""
+"""Most that kube-scheduler's own plugins add together, 1,200 points, in units."""
 
 _FIRST_UNITS: Final = 2
 """Lead of our first choice over equal nodes: breaks ties, and is less than any plugin's score."""

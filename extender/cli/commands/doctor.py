@@ -109,7 +109,7 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
 
 
 def _is_only(one: NotRun, cause: str) -> bool:
-    """Return whether a check lacks nothing but what one cause withholds."""
+    """Return whether a check lacks only facts that one cause withholds."""
     return all("\0" in part for part in one.why.replace(cause, "\0").split("; "))
 
 

@@ -38,7 +38,7 @@ _EXTENDER: Final = {
     503: _READY,
     504: _READY,
 }
-"""What a status of the extender means, and what to do."""
+"""Meaning of the extender's statuses, and the remedies."""
 
 _API_SERVER: Final = {
     401: ("refuses the credentials of the kubeconfig", "log in again, as for kubectl"),
@@ -183,7 +183,7 @@ class UrlTransport:
         return " ".join(text.split())[:_SHOWN] or type(error).__name__
 
     def _explain(self, response: urllib3.BaseHTTPResponse) -> str:
-        """Return what an error of the server means for the caller, and what to do."""
+        """Return the meaning of a server's error, and the remedy."""
         text = _message_of(response.data)
         words = _API_SERVER if _is_status(response.data) else _EXTENDER
         means, remedy = words.get(response.status, _FAILED)

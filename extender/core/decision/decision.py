@@ -342,7 +342,7 @@ class _Grouping:
     codes: Codes
 
     def judge(self, codes: Codes) -> GroupFit:
-        """Return how near the candidates are to the group, by the verdicts on them.
+        """Return the candidates' nearness to the group, by the verdicts on them.
 
         A group that the cluster can never hold is refused before its first pod is placed. Nodes
         that are not known yet may hold it.
@@ -356,7 +356,7 @@ class _Grouping:
 
 
 def _weigh_group(fit: GroupFit | None, codes: Codes, scores: Ratios) -> tuple[Codes, Ratios]:
-    """Return codes and scores of the candidates with what their pod's group means for them."""
+    """Return the candidates' codes and scores, adjusted for their pod's group."""
     if fit is None:
         return codes, scores
     if fit.too_few is not None:

@@ -304,7 +304,7 @@ def stranded_by(
 
 
 def cheapness(batch: Batch, policy: Policy, weighs_price: Flags) -> Ratios | float:
-    """Return how cheap each node is, 1 for nothing, 0 for the highest price or an unknown one.
+    """Return the cheapness of each node: 1 for price 0, 0 for the highest or an unknown price.
 
     Args:
         batch: the nodes.

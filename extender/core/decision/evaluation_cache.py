@@ -41,7 +41,7 @@ MAX_DIRTY_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry:
-    """A pool's evaluation for one request, and what it was made from.
+    """A pool's evaluation for one request, and its inputs.
 
     Attributes:
         evaluation: evaluation by row, tentative tenants included.
@@ -67,7 +67,7 @@ class CacheEntry:
     def of(
         cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
     ) -> "CacheEntry":
-        """Create an entry from an evaluation of the pool as it is."""
+        """Create an entry from an evaluation of the current pool."""
         return cls(
             evaluation=evaluation,
             version=pool.version,

@@ -1,4 +1,4 @@
-"""Measure what a placement costs the requests seen so far: the devices that it leaves unusable.
+"""Measure the devices that a placement makes unusable for the requests seen so far.
 
 A node's free devices are stranded for a request that it cannot take: too few devices, replicas or
 memory in one device, too little CPU or memory, another model. The stranded devices of a node are

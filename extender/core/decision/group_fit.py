@@ -80,7 +80,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupNeed:
-    """What a pod's group needs, as far as known.
+    """Needs of a pod's group, as far as known.
 
     Attributes:
         name: kind and name of the group.
@@ -120,7 +120,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """How near one node is to a pod's group.
+    """Nearness of one node to a pod's group.
 
     Attributes:
         units: units of score for it.
@@ -138,7 +138,7 @@ NOT_NEAR: Final = Nearness()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupFit:
-    """How near the candidates are to a pod's group.
+    """Nearness of the candidates to a pod's group.
 
     Attributes:
         name: kind and name of the group.
@@ -175,7 +175,7 @@ class GroupFit:
         return replace(self, ranks=self.ranks[rows])
 
     def of(self, at: int | None) -> Nearness:
-        """Return how near a candidate is, by its index; `NOT_NEAR` for None or an unranked one."""
+        """Return the nearness of a candidate by index; `NOT_NEAR` for None or an unranked one."""
         rank = _UNRANKED if at is None else int(self.ranks[at])
         if rank >= len(self.units):
             return NOT_NEAR
@@ -185,7 +185,7 @@ class GroupFit:
 def fit_group(
     need: GroupNeed, pool: Pool, rows: Rows, codes: Codes, question: EvaluationRequest
 ) -> GroupFit:
-    """Rank the candidates of a pod by how near they are to its group.
+    """Rank the candidates of a pod by their nearness to its group.
 
     Args:
         need: what the group needs.
@@ -252,7 +252,7 @@ def _units(kinds: Rows, most: float) -> tuple[float, ...]:
 
 
 def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None:
-    """Return for how many pods of a group the cluster has devices, None if for all of them.
+    """Return the number of a group's pods for which the cluster has devices, None if for all.
 
     Devices count no matter which pods hold them. Once a pod is placed the group is not refused. In
     devices instead of pods if the group's pods ask for different numbers of devices.

@@ -369,7 +369,7 @@ def _break_down(evidence: VerdictEvidence, assessment: Assessment) -> tuple[Brea
 
 
 def _near(evidence: VerdictEvidence, node: str) -> Nearness:
-    """Return how near a node is to the pod's group."""
+    """Return the nearness of a node to the pod's group."""
     return evidence.nearness.get(node, NOT_NEAR)
 
 
@@ -381,7 +381,7 @@ def _stranded(evidence: VerdictEvidence, assessment: Assessment) -> Ratios | Non
 
 
 def _cheapness(evidence: VerdictEvidence) -> Ratios | None:
-    """Return how cheap each node is, None if prices do not count for the pod."""
+    """Return the cheapness of each node, None if prices do not count for the pod."""
     names_models = np.array([evidence.request.names_models])
     found = cheapness(evidence.batch, evidence.policy, ~names_models)
     return None if isinstance(found, float) or names_models[0] else found

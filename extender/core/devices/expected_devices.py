@@ -37,7 +37,7 @@ class ExpectedDevice:
         tenants: pods (`namespace/name`) that hold it according to the device holders.
         measured_at: time of its newest reading, None without one.
         model_id: row of its model in the snapshot's models.
-        place: where it sits in its node, None if unknown.
+        place: position in its node, None if unknown.
     """
 
     row: int

@@ -123,7 +123,7 @@ class DeviceInfo:
         mig_profile: profile of the instance (`1g.10gb`), "" for a whole card, `NO_INSTANCES` for
             a card with MIG enabled and no instance.
         driver_version: "" if unknown.
-        place: where the device sits in its node, None if not reported.
+        place: position of the device in its node, None if not reported.
     """
 
     node: str

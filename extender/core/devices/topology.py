@@ -26,7 +26,7 @@ _REMEMBERED: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a device sits in its node, as the node's agent reports it.
+    """Position of a device in its node, from the node's agent.
 
     Attributes:
         uuid: UUID of the card, "" for a MIG instance, which no NVLink joins.

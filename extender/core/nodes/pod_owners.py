@@ -34,7 +34,7 @@ _MINUTES: Final = re.compile(r"[0-9]{8}")
 _TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
 
 _LIKENESS: Final = ("images", "requests")
-"""What makes pods similar besides their owner, the most specific first."""
+"""Properties that make pods similar besides their owner, the most specific first."""
 
 Kin = tuple[str, ...]
 """Keys that similar pods share, the most specific first: their owner, images and requests, each
@@ -114,7 +114,7 @@ def kin_of(pod: Mapping[str, object]) -> Kin:
 
 
 def similarity_of(key: str) -> str:
-    """Return what pods with a key have in common: owner, images or requests.
+    """Return the common property of pods with a key: owner, images or requests.
 
     Example:
         >>> similarity_of("ns/Job train"), similarity_of("ns images 5d8f9c")

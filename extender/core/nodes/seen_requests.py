@@ -32,7 +32,7 @@ _LARGEST: Final = 1e12
 
 @dataclass(frozen=True, slots=True, order=True)
 class RequestKind:
-    """What equal pods request.
+    """Request that equal pods share.
 
     Attributes:
         count: devices or replicas.
@@ -135,7 +135,7 @@ class RequestTable:
         self._published: dict[str, SeenRequests] = {}
 
     def note(self, record: PodRecord, models: tuple[str, ...] = ()) -> None:
-        """Count what a new pod requests.
+        """Count the request of a new pod.
 
         Args:
             record: the pod's record while it is unbound, because only that has its CPU and memory.

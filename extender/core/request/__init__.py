@@ -1,1 +1,1 @@
-"""What a pod requests: GPUs, annotations, and why it is not scheduled yet."""
+"""Requests of a pod: GPUs, annotations, and the reason why it is not scheduled yet."""

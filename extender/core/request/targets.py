@@ -22,7 +22,7 @@ _INDEX: Final = re.compile(r"[0-9]{1,3}")
 
 
 class TargetPolicy(StrEnum):
-    """What a pod does while none of its targets can take it."""
+    """Behavior of a pod while none of its targets can take it."""
 
     REQUIRE = "require"
     """It waits."""

@@ -47,7 +47,7 @@ class LineWriter:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was written: the next line begins a new file."""
+        """Start a new file: the next line repeats the whole state."""
         self._policy: Policy | None = None
         self._node_index: NodeIndex | None = None
         self._models: tuple[str, ...] = ()

@@ -270,7 +270,7 @@ def _foreign_of(
 
 
 def _place_of(part: Part, alignment: Alignment | None) -> Place | None:
-    """Return where a device sits in its node, None if the agent does not know."""
+    """Return the position of a device in its node, None if the agent does not know it."""
     if part.numa_node is None and not part.nvlink_peers:
         return None
     return Place(

@@ -36,7 +36,7 @@ class UseRecorder(Protocol):
 
     @property
     def active_from(self) -> float:
-        """A device is in use from this ratio of activity on."""
+        """Ratio of activity from which a device counts as in use."""
 
     def learn(
         self, devices: Sequence[DeviceKey], used_at: Column, is_guess: Flags, until: float

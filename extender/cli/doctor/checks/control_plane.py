@@ -44,7 +44,7 @@ _ONE_RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.\d+\+(k3s|rke2r)\d")
 
 
 def _unknown_address(facts: Facts) -> str:
-    """Return what is missing to compare an address with the Service's, "" for nothing."""
+    """Return the facts that are missing to compare an address with the Service's, "" if none."""
     if facts.services is None and any(_is_address(host) for _, host in _hosts(facts)):
         return facts.why_missing("services")
     return ""

@@ -86,7 +86,7 @@ def _shortage(node: Object, pods: list[Object]) -> str:
 
 
 def _usable(host: HostResources, left: HostResources, gpus: int) -> int:
-    """Return how many GPUs the node's remaining CPU and memory can serve.
+    """Return the number of GPUs that the node's remaining CPU and memory can serve.
 
     Ephemeral storage does not count: few pods request any. `idlegpu advise` counts it for pods
     that do.
