@@ -181,7 +181,7 @@ class StrandedGpus(Answer):
 
 
 class Advice(Answer):
-    """How to share cards, which pods request too much or too little, and stranded GPUs.
+    """Advice on the sharing of cards and on pods' requests, and stranded GPUs.
 
     [advice.md](advice.md) explains the verdicts.
 

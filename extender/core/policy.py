@@ -339,7 +339,7 @@ class GroupPolicy(StrEnum):
     REQUIRE = "require"
     """Near the group; no pod of it starts while the cluster can never hold the whole group."""
     PREFER = "prefer"
-    """Near the group."""
+    """Prefer nodes near the group."""
     IGNORE = "ignore"
 
 

@@ -86,7 +86,7 @@ class LatestValues:
     """Latest values by signal and row; the device store assigns the rows.
 
     Args:
-        freshness: how long values count.
+        freshness: time limits of values.
     """
 
     def __init__(self, freshness: Freshness) -> None:

@@ -141,8 +141,7 @@ def find_plans(
 ) -> Steps[Defrag]:
     """Find the fewest moves that free devices on one node, in cooperative steps.
 
-    Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices are no
-    room.
+    Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices do not count as free.
 
     Args:
         fleet: the fleet.

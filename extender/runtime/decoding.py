@@ -30,7 +30,7 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
 
     Args:
         decoder: decodes the content, and may raise anything.
-        content: what another process sent.
+        content: data from another process.
 
     Raises:
         MalformedError: the decoder raised any exception.

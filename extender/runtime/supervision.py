@@ -36,7 +36,7 @@ async def keep(
     after a restart of the process.
 
     Args:
-        name: what the task is called in logs and metrics.
+        name: name of the task in logs and metrics.
         run: starts the task.
         fatal: exceptions that are raised and not retried: an address that is in use.
     """

@@ -23,7 +23,7 @@ class QueryError(ValueError):
     Args:
         name: name of the parameter.
         value: its value; long values are cut in the message.
-        problem: what is wrong and what is allowed; follows the value in the message.
+        problem: the fault and the allowed values; follows the value in the message.
     """
 
     def __init__(self, name: str, value: str, problem: str) -> None:

@@ -106,7 +106,7 @@ class UrlTransport:
     Args:
         url: base URL, `http://` or `https://`.
         login: credentials and TLS settings.
-        if_unreachable: what to do if the server does not answer.
+        if_unreachable: remedy if the server does not answer.
 
     Raises:
         ClientError: the URL is invalid, or a file of the login is missing.

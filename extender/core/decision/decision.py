@@ -50,7 +50,7 @@ class Decision:
         zones: zone number of each candidate, -1 if unknown; () after `slim`.
         order: indexes of passing candidates, best first, ties by node name. Limited to the best
             ones if `decide` was called with `ranked`.
-        group: how near the candidates are to the pod's group, None if it is in none.
+        group: nearness of the candidates to the pod's group, None if it is in none.
     """
 
     candidates: Sequence[str]
@@ -207,7 +207,7 @@ def decide(
         overlays: tentative tenants by resource and node, without the pod itself.
         evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
-        group: what the pod's group needs, None if the pod is in none; or how near the candidates
+        group: needs of the pod's group, None if the pod is in none; or how near the candidates
             are to the group by a logged decision.
     """
     targets, target_policy = request.targets, request.target_policy
@@ -328,7 +328,7 @@ class _Grouping:
     """A pod's group, and the pool of the pod's first resource.
 
     Attributes:
-        need: what the group needs.
+        need: needs of the group.
         pool: the pool.
         rows: row of each candidate in the pool, -1 if it is not there.
         question: the pod's question to the pool.

@@ -63,7 +63,7 @@ def stranded(
         count: devices or replicas that the pod asks for; one per node, or one for all.
         memory_bytes: memory that it asks for per device; one row per node, or one for all.
         free_bytes: free memory of each device, infinite if unknown.
-        hosts: what the pod asks for of the node; one per node, or one for all.
+        hosts: host resources that the pod requests; one per node, or one for all.
     """
     cpu = _both(batch.free_millicores, hosts.millicores)
     memory = _both(batch.free_bytes, hosts.memory_bytes)

@@ -188,7 +188,7 @@ def fit_group(
     """Rank the candidates of a pod by their nearness to its group.
 
     Args:
-        need: what the group needs.
+        need: needs of the group.
         pool: pool of the pod's first resource.
         rows: row of each candidate in the pool, -1 if it is not there.
         codes: verdict on each candidate.
@@ -258,7 +258,7 @@ def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None
     devices instead of pods if the group's pods ask for different numbers of devices.
 
     Args:
-        need: what the group needs.
+        need: needs of the group.
         pool: pool of the pod's first resource.
         codes: verdict on each row of the pool.
         count: devices that the pod asks for.

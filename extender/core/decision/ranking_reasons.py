@@ -38,7 +38,7 @@ class Grounds:
         unhealthy: share of the certainty that ill health costs.
         suspicion: share of the certainty that early failures cost.
         price: price of a GPU-hour, None if it does not count for the pod.
-        group: how near the node is to the pod's group, "" without a group.
+        group: nearness of the node to the pod's group, "" without a group.
         place: rank in the pod's list of models, from 1; 0 if unlisted, None without a list.
         strategy: the pod's strategy.
         is_shared: the resource counts replicas.

@@ -134,7 +134,7 @@ def break_down(
         strategy: the pod's strategy.
         weights: weights of the terms of `calm`.
         cheapness: as in `scoring.score`, None if prices do not count.
-        nearness: how near each node is to the pod's group, None without a group.
+        nearness: nearness of each node to the pod's group, None without a group.
         stranded: as in `scoring.score`.
     """
     landing = assessment.landing

@@ -212,7 +212,7 @@ class VerdictEvidence:
         siblings: causes of ill health by row, for devices that exclude their siblings.
         seen: requests of pods so far for the resource.
         promised: the pod's nominated node if it passes once deleted pods have left it; else "".
-        nearness: by node, how near it is to the pod's group; {} without a group.
+        nearness: nearness to the pod's group by node; {} without a group.
     """
 
     nodes: tuple[str, ...]

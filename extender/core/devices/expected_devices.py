@@ -62,7 +62,7 @@ class Expected:
         is_mps: whether MPS caps each replica's memory.
         is_by_claims: whether DRA serves the devices, so that no resource count includes them.
         _is_reconfiguring: whether the node's operator is changing its GPUs or their driver.
-        alignment: how the kubelet aligns devices by the node's labels, None without labels.
+        alignment: the kubelet's alignment of devices by the node's labels, None without labels.
     """
 
     resource: str

@@ -32,7 +32,7 @@ class Place:
         uuid: UUID of the card, "" for a MIG instance, which no NVLink joins.
         numa_node: NUMA node, None if unknown.
         nvlink_peers: UUIDs of the cards at the other end of its NVLinks, or `SWITCH`.
-        alignment: how the node's kubelet aligns devices, None if the agent cannot read it.
+        alignment: the kubelet's alignment of devices, None if the agent cannot read it.
     """
 
     uuid: str = ""

@@ -44,7 +44,7 @@ class PodGroup:
     """The group that a pod belongs to.
 
     Attributes:
-        kind: what made the group, as users know it: `PodGroup`, `JobSet`, ...
+        kind: kind of the object that made the group: `PodGroup`, `JobSet`, ...
         namespace: namespace of its pods.
         name: its name, unique for its kind within the namespace.
         size: number of its pods, None if the pod does not state it.

@@ -200,7 +200,7 @@ class PoolRow:
         joined: sets of devices that NVLink joins, as bit masks of slots, one per slot; 0 for none,
             () for none at all.
         numa: the devices of each NUMA node, likewise.
-        alignment: how the kubelet aligns devices, a `topology_manager.Alignment`.
+        alignment: the kubelet's alignment of devices, a `topology_manager.Alignment`.
         leaving: the node without pods that are being deleted; None without such pods.
         loading: per slot, tenants that readings show and that may still be loading; () for none.
     """

@@ -115,7 +115,7 @@ class Wishes:
         preferred_models: preferred GPU models, best first, as the pod writes them.
         required_models: GPU models of which the pod accepts any and no other; () for all.
         targets: nodes that the pod names, in the order in which they are tried; () for any node.
-        target_policy: what the pod does while no target can take it.
+        target_policy: behavior of the pod while no target can take it.
         group_size: number of pods with GPUs in the pod's group, None if not set.
         group_policy: effect of the pod's group.
         problems: invalid annotations.

@@ -83,7 +83,7 @@ class GpuRequest:
         preferred_models: preferred GPU models, best first, as the pod writes them.
         required_models: GPU models of which the pod accepts any and no other; () for all.
         targets: nodes that the pod names, in the order in which they are tried; () for any node.
-        target_policy: what the pod does while no target can take it.
+        target_policy: behavior of the pod while no target can take it.
         millicores: requested CPU of the node.
         host_bytes: requested memory of the node.
         storage_bytes: requested ephemeral storage of the node.

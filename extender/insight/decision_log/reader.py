@@ -64,7 +64,7 @@ class LoggedDecision:
         feasible: number of candidates that passed.
         digest: hash of the verdicts on all candidates.
         fleet: sequence number of the `fleet` line that the snapshot is based on.
-        group: how near the candidates are to the pod's group, None if it is in none.
+        group: nearness of the candidates to the pod's group, None if it is in none.
     """
 
     number: int

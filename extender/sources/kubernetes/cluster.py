@@ -378,7 +378,7 @@ class ClusterSource:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether some records are as they were reduced before a change."""
+        """Whether some records were reduced with earlier settings."""
         return any(self._reflectors[kind.resource].is_outdated for kind in (NODES, _PODS))
 
     async def _note_relisted(self) -> None:
