@@ -38,7 +38,7 @@ class _Task:
     """A kind of task, known by words of its description.
 
     Attributes:
-        name: for people.
+        name: name for people.
         words: beginnings of words, in lower case.
         bytes_each: memory for each parameter of the model.
         billions: parameters in billions, if the description does not say.

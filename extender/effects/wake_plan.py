@@ -34,7 +34,7 @@ Key = TypeVar("Key")
 
 
 class LookOrder:
-    """Records at which check each waiting pod was last examined.
+    """Record of the check at which each waiting pod was last examined.
 
     The key is the pod, because its request may change between checks without losing its place.
     """

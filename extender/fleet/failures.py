@@ -39,7 +39,7 @@ class _Failure:
 
     @property
     def device_at(self) -> float | None:
-        """When a device last was the cause, None if never."""
+        """Time when a device last was the cause, None if never."""
         return max(
             (at for at in (self.reported_at, self.measured_at) if at is not None), default=None
         )

@@ -141,7 +141,8 @@ def find_plans(
 ) -> Steps[Defrag]:
     """Find the fewest moves that free devices on one node, in cooperative steps.
 
-    Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices do not count as free.
+    Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices do not
+    count as free.
 
     Args:
         fleet: the fleet.
