@@ -70,9 +70,9 @@ LOOKED_AT: Final = 1000
 _MOST_WOKEN: Final = 64
 """Most pods that one check wakes one by one: each takes a request and a few milliseconds."""
 _MAX_CHECKED_NODES: Final = 16
-"""Most nodes that a check offers first to more urgent pods that it did not examine ..."""
+"""Most nodes that a check offers first to more urgent pods that it did not examine."""
 _MAX_CHECKS: Final = 256
-"""... and most pairs of pod and node that it examines for this: each takes a fraction of a
+"""Most pairs of pod and node that a check examines for this: each takes a fraction of a
 millisecond."""
 _PIECE_CHECKS: Final = 8
 """Pairs that are examined in one step."""

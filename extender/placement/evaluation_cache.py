@@ -26,16 +26,16 @@ MAX_REQUESTS = 32
 """Maximum number of cached requests, least recently used evicted first."""
 
 _MAX_UPDATED = 8
-"""Number of cached requests that are updated in advance ..."""
+"""Number of cached requests that are updated in advance."""
 
 _UPDATED_SECONDS = 300.0
-"""... if kube-scheduler used them within this time."""
+"""Time since its last use within which a cached request is updated in advance."""
 
 MAX_EXPECTED = 8
-"""Maximum number of requests of new pods that are evaluated before kube-scheduler asks ..."""
+"""Maximum number of requests of new pods that are evaluated before kube-scheduler asks."""
 
 EXPECTED_SECONDS = 10.0
-"""... within this time."""
+"""Time within which kube-scheduler is expected to ask for a new pod."""
 
 _Key = tuple[str, GpuRequest]
 """Resource and request, without nominated node and targets: decisions apply these afterwards."""

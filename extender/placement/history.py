@@ -90,11 +90,11 @@ class Choice:
 
 
 EXPLAINABLE = 8
-"""Newest decisions that keep their snapshot, to explain the node of a later binding ..."""
+"""Number of newest decisions that keep their snapshot, to explain the node of a later binding."""
 
 EXPLAINABLE_SECONDS = 3.0
-"""... for this long, because each snapshot takes megabytes. After that the node is explained from
-the current state."""
+"""Time for which they keep it, because each snapshot takes megabytes. After that the node is
+explained from the current state."""
 
 
 MAX_CHOICES: Final = 20_000

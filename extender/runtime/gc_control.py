@@ -31,9 +31,9 @@ requests."""
 _THOROUGH_PATIENCE_SECONDS: Final = 6 * 3600.0
 """Longest extra wait for such a quiet time."""
 _TRIM_SECONDS: Final = 60.0
-"""Time between attempts to return free memory to the system ..."""
+"""Time between attempts to return free memory to the system."""
 _TRIM_QUIET_SECONDS: Final = 1.0
-"""... each after this long without requests."""
+"""Time without requests before such an attempt."""
 _LOOK_SECONDS: Final = 0.1
 _MOST_OBJECTS: Final = 2_000_000
 """With this many new objects something creates cycles after all: collect at once."""

@@ -16,10 +16,10 @@ from extender.core.nodes.topology_manager import Alignment
 from extender.core.request.gpu_resources import ContainerDevices
 
 JOINED: Final = 2.0
-"""Units of fit of a node where NVLink joins all devices of the pod, ..."""
+"""Units of fit of a node where NVLink joins all devices of the pod: less than one device."""
 
 NEAR: Final = 1.0
-"""... and of one where they are on one NUMA node: both are less than one device of fit."""
+"""Units of fit of a node where all devices of the pod are on one NUMA node."""
 
 _MASK_SLOTS: Final = 62
 """Slots of a mask; nodes with more devices have no sets."""

@@ -42,10 +42,10 @@ UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * (STEPS + 1) * FIT
 """Total units of a score."""
 
 GPU: Final = 4
-"""Units of fit per whole device, ..."""
+"""Units of fit per whole device, up to `_MANY` devices."""
 
 _MANY: Final = 16
-"""... for up to this many devices; each further one counts less, but never nothing."""
+"""Number of devices that count fully for the fit; each further one counts less."""
 
 MOST_FIT: Final = GPU * (_MANY + 4)
 
@@ -56,13 +56,13 @@ SHARED: Final = 160
 """Units of the load on shared devices, where the load is the fit."""
 
 STRANDED: Final = 16
-"""Units of each device that a placement strands for the requests seen so far, ..."""
+"""Units of each device that a placement strands for the requests seen so far."""
 
 MOST_STRANDED: Final = 2.5
-"""... up to this many whole devices, either way, or ..."""
+"""Largest number of stranded (or freed) whole devices that counts."""
 
 MOST_SHARED_STRANDED: Final = 4.5
-"""... parts of shared devices."""
+"""Largest number of stranded (or freed) parts of shared devices that counts."""
 
 SHARED_FULLNESS: Final = 0.08
 """Part of the fit by the number of free devices that counts beside stranded shared ones: with more
