@@ -25,11 +25,11 @@ STYLE: Final = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A figure of the days without and with idlegpu.
+    """Values of one figure without and with idlegpu.
 
     Attributes:
-        label: what it is.
-        unit: its unit.
+        label: name of the figure.
+        unit: unit of the figure.
         stock: values of the seeds with kube-scheduler alone.
         ours: values of the seeds with idlegpu.
     """
@@ -41,12 +41,12 @@ class Pair:
 
 
 def shown(value: float) -> str:
-    """Return a value in few digits: whole from 100 on, else with one or two decimals."""
+    """Format a value with few digits: whole from 100 on, otherwise with one or two decimals."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def draw(title: str, about: str, pairs: Sequence[Pair]) -> str:
-    """Return the SVG document: bars for means, thin lines from the least to the most seed.
+    """Return the SVG document: bars for means, thin lines from the lowest to the highest seed.
 
     Args:
         title: heading.

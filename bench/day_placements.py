@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench.day_pods import NODES, SHARED, SHARED_GPU, WHOLE
 from bench.day_run import FleetDay
@@ -30,7 +30,7 @@ from extender.webhook.handlers import Webhooks
 from simulation.default_scheduler import default_scores
 
 POINTS_PER_SCORE: Final = 10
-"""Points for one of an extender's score, with the shipped weight of 1."""
+"""kube-scheduler's points for one point of an extender's score, with the shipped weight of 1."""
 
 READING_STEPS: Final = 4
 """Steps between two readings of all GPUs; they arrive a step after they were measured."""
@@ -47,10 +47,10 @@ def points(day: FleetDay, pod: int, nodes: Sequence[int]) -> Floats:
 
 
 class KubeScheduler(Placement):
-    """Chooses the node with the highest score; ties go at random.
+    """Policy that chooses the node with the highest score; ties are random.
 
     Args:
-        seed: of the draws among equal nodes.
+        seed: seed of the draws among equal nodes.
     """
 
     def __init__(self, seed: int) -> None:
@@ -63,30 +63,30 @@ class KubeScheduler(Placement):
         return self.highest(nodes, points(day, pod, nodes))
 
     def close(self) -> None:
-        """Free what the placement holds."""
+        """Release the policy's resources."""
 
     def highest(self, nodes: Sequence[int], scores: Floats) -> int:
-        """Return any of the nodes with the highest score."""
+        """Return a random node of those with the highest score."""
         return int(self._draws.choice(np.asarray(nodes)[scores == scores.max()]))
 
     @override
     def start(self, day: Day, pod: int, node: int) -> None:
-        """Nothing to note."""
+        """Ignore the start of a pod."""
 
     @override
     def end(self, day: Day, pod: int, *, is_failed: bool) -> None:
-        """Nothing to note."""
+        """Ignore the end of a pod."""
 
     @override
     def step(self, day: Day) -> None:
-        """Nothing to note."""
+        """Ignore the devices' readings."""
 
 
 class WithIdlegpu(KubeScheduler):
-    """Asks idlegpu's webhooks, which see a real fleet fed with pods and readings.
+    """Policy that calls idlegpu's webhooks, with a real fleet of the day's pods and readings.
 
     Args:
-        seed: of the draws among equal nodes.
+        seed: seed of the draws among equal nodes.
     """
 
     def __init__(self, seed: int) -> None:
@@ -119,14 +119,14 @@ class WithIdlegpu(KubeScheduler):
 
     @override
     def choose(self, day: Day, pod: int, nodes: Sequence[int]) -> int | None:
-        """Ask filter and prioritize, and add kube-scheduler's own scores."""
+        """Call filter and prioritize, and add kube-scheduler's own scores."""
         assert isinstance(day, FleetDay)
         self._show_host(day)
         _, raw = self._seen(day, pod)
         names = [self.cluster.names[node] for node in nodes]
         verdict = self._ask("filter", raw, names)
         passed = [self.cluster.numbers[name] for name in verdict["NodeNames"] or []]
-        if len(passed) < 2:  # kube-scheduler asks for no scores then
+        if len(passed) < 2:  # kube-scheduler does not call prioritize then
             return passed[0] if passed else None
         given = self._ask("prioritize", raw, verdict["NodeNames"])
         by_name = {score["Host"]: score["Score"] for score in given}
@@ -134,7 +134,7 @@ class WithIdlegpu(KubeScheduler):
         return self.highest(passed, points(day, pod, passed) + np.array(wire))
 
     def _seen(self, day: FleetDay, pod: int) -> tuple[PodRecord, Mapping[str, Any]]:
-        """Return a waiting pod, which the watch has shown before kube-scheduler asks."""
+        """Return a waiting pod's record and object, and report the pod as the watch would."""
         name = f"pod-{pod}-{day.tries[pod] + 1}"
         if name not in self._waiting:
             raw = pod_object(day, pod, name)
@@ -153,7 +153,7 @@ class WithIdlegpu(KubeScheduler):
         return orjson.loads(answer.body)
 
     def _show_host(self, day: FleetDay) -> None:
-        """Let the watch show what the pods of each node ask for in CPU and memory."""
+        """Report the CPU and memory that each node's pods request, as the watch would."""
         asked = np.stack([day.millicores, day.host_bytes], axis=1)
         for node in np.flatnonzero((asked != self._asked).any(axis=1)).tolist():
             millicores, memory = asked[node].tolist()
@@ -164,13 +164,13 @@ class WithIdlegpu(KubeScheduler):
 
     @override
     def start(self, day: Day, pod: int, node: int) -> None:
-        """Let the watch show it."""
+        """Report a bound pod to the fleet, as the watch would."""
         record, _ = self._waiting.pop(day.name_of(pod))
         self.cluster.bind_known(record, node)
 
     @override
     def end(self, day: Day, pod: int, *, is_failed: bool) -> None:
-        """Let the watch show it."""
+        """Report an ended pod to the fleet, as the watch would."""
         self.cluster.end(day.name_of(pod), is_failed=is_failed)
 
     @override
@@ -190,7 +190,7 @@ class WithIdlegpu(KubeScheduler):
             self.cluster.read(self._measured, measured_at, self._tenants)
 
     def _measure(self, day: FleetDay) -> dict[Signal, Floats]:
-        """Return what all GPUs show."""
+        """Return the current signals of all GPUs."""
         broken = day.broken[day.at].astype(np.float64)
         return {
             Signal.GPU_UTILIZATION: day.utilization.copy(),
@@ -201,7 +201,7 @@ class WithIdlegpu(KubeScheduler):
 
 
 def pod_object(day: FleetDay, pod: int, name: str) -> dict[str, Any]:
-    """Return the Pod object of one of the day's pods, while it waits."""
+    """Build the Pod object of one of the day's waiting pods."""
     kind, _, owner = day.pods.owner[pod].partition(" ")
     resource = GPU if day.asks.is_whole[pod] else SHARED_GPU
     gpus = {resource: str(day.asks.gpus[pod])}

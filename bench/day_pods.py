@@ -45,7 +45,7 @@ ACME_CARD_BYTES: Final = 80e9
 LARGEST: Final = 8
 
 HOST: Final = HostResources(millicores=96_000, memory_bytes=393_216 * MIB)
-"""The trace's most frequent kind of node with 8 GPUs."""
+"""Size of the trace's most frequent kind of node with 8 GPUs."""
 
 WHOLE: Final = Shape(nodes=16, host=HOST)
 SHARED: Final = Shape(nodes=4, replicas=4, resource=SHARED_GPU, host=HOST)
@@ -54,7 +54,7 @@ CARDS: Final = WHOLE.cards
 
 FOREIGN_OF_WHOLE: Final = 8
 FOREIGN_OF_SHARED: Final = 2
-"""Processes outside Kubernetes use the GPUs of one node in so many."""
+"""On one of so many nodes with shared GPUs, processes outside Kubernetes use the GPUs."""
 
 BREAKS_DAYS: Final = 80.0
 REPAIR_HOURS: Final = 4.0
@@ -64,13 +64,13 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPods(Pods):
-    """The pods of a day on nodes with whole and nodes with shared GPUs.
+    """Pods of a day on nodes with whole and nodes with shared GPUs.
 
     Attributes:
-        gpus: GPUs or replicas that each asks for.
-        is_whole: whether it asks for whole GPUs.
-        millicores: CPU that it asks for.
-        host_bytes: memory of the node that it asks for.
+        gpus: requested GPUs or replicas of each pod.
+        is_whole: whether each pod requests whole GPUs.
+        millicores: requested CPU of each pod.
+        host_bytes: requested host memory of each pod.
     """
 
     gpus: Ints
@@ -80,10 +80,10 @@ class FleetPods(Pods):
 
 
 def draw_fleet_pods(seed: int, load: float = 1.0) -> FleetPods:
-    """Return the pods of a day.
+    """Draw the pods of a day.
 
     Args:
-        seed: of the draws; also chooses the stretch of the trace.
+        seed: seed of the draws; also selects the period of the trace.
         load: share of the trace's pods that arrive.
     """
     draws = np.random.default_rng([seed, 1])
@@ -108,7 +108,7 @@ def draw_fleet_pods(seed: int, load: float = 1.0) -> FleetPods:
 
 
 def draw_outside(seed: int) -> ForeignLoad:
-    """Return the load of the processes outside Kubernetes."""
+    """Draw the load of the processes outside Kubernetes."""
     used = [*range(0, WHOLE.nodes, FOREIGN_OF_WHOLE)]
     used += range(WHOLE.nodes, NODES, FOREIGN_OF_SHARED)
     cards = [node * CARDS + card for node in used for card in range(CARDS)]
@@ -116,7 +116,7 @@ def draw_outside(seed: int) -> ForeignLoad:
 
 
 def draw_broken(seed: int) -> Flags:
-    """Return whether each card is broken, by step and card."""
+    """Draw whether each card is broken, by step and card."""
     draws = np.random.default_rng([seed, 5])
     broken = np.zeros((STEPS + int(FOREIGN_SECONDS / STEP_SECONDS), NODES * CARDS), dtype=np.bool_)
     for card in range(NODES * CARDS):

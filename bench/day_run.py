@@ -1,11 +1,11 @@
-"""Run a simulated day on a fleet with whole GPUs, shared GPUs and CPU and memory that run out."""
+"""Run a simulated day on a fleet with whole GPUs, shared GPUs, and limited CPU and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench.day_pods import (
     CARDS,
@@ -25,7 +25,7 @@ from bench.traces import Floats, Ints
 from bench.virtual_cluster import Shape
 
 DIES_AFTER_STEPS: Final = 2
-"""Steps that a pod lives on a broken card."""
+"""Number of steps after which a pod on a broken card fails."""
 
 HOUR_STEPS: Final = 3600 / STEP_SECONDS
 ALL: Final = Shape(nodes=NODES, cards=CARDS, replicas=SHARED.replicas)
@@ -34,15 +34,15 @@ ALL: Final = Shape(nodes=NODES, cards=CARDS, replicas=SHARED.replicas)
 
 @dataclass(slots=True)
 class Counts:
-    """What happened on a day.
+    """Counts of events on a day.
 
     Attributes:
         on_broken: starts of pods with a broken card.
-        on_foreign: starts with a whole GPU that a process outside Kubernetes uses.
-        beside_foreign: starts on a shared GPU that one uses.
-        broken_ends: pods that broken cards ended.
-        shut_out: pods for 8 GPUs that found no node at their arrival though 8 GPUs were free.
-        idle_hours: GPU-hours of free, working and unused whole GPUs that waiting pods asked for.
+        on_foreign: starts on a whole GPU with foreign use.
+        beside_foreign: starts on a shared GPU with foreign use.
+        broken_ends: pods that failed on a broken card.
+        shut_out: pods for 8 GPUs without a node at arrival although the fleet had 8 free GPUs.
+        idle_hours: GPU-hours of free, working and idle whole GPUs while pods waited for them.
     """
 
     on_broken: int = 0
@@ -54,18 +54,18 @@ class Counts:
 
 
 class FleetDay(Day):
-    """The state of a day of the fleet.
+    """State of a simulated day of the fleet.
 
     Args:
-        seed: of all draws of the day.
-        pods: the pods, None for those of the seed.
+        seed: seed of all draws of the day.
+        pods: the pods; None to draw them.
 
     Attributes:
-        asks: the pods.
-        millicores: CPU that the pods of each node ask for.
-        host_bytes: memory that they ask for.
+        asks: the pods of the day.
+        millicores: CPU that each node's pods request.
+        host_bytes: memory that each node's pods request.
         broken: whether each card is broken, by step and card.
-        counts: what has happened.
+        counts: counts of events so far.
     """
 
     def __init__(self, seed: int, pods: FleetPods | None = None) -> None:
@@ -84,13 +84,13 @@ class FleetDay(Day):
 
     @property
     def free(self) -> Ints:
-        """GPUs or replicas that kube-scheduler counts as free, by node."""
+        """Number of free GPUs or replicas of each node, as kube-scheduler counts them."""
         offered = np.where(np.arange(NODES) < WHOLE.nodes, CARDS, CARDS * SHARED.replicas)
         free: Ints = offered - self.used_by_node()
         return free
 
     def shares(self, nodes: Sequence[int], pod: int | None = None) -> tuple[Floats, Floats]:
-        """Return the shares of CPU and of memory that are asked for, with a pod if one is given."""
+        """Return the requested shares of each node's CPU and memory, including a pod if given."""
         at = list(nodes)
         more = (0, 0) if pod is None else (self.asks.millicores[pod], self.asks.host_bytes[pod])
         return (
@@ -100,7 +100,7 @@ class FleetDay(Day):
 
     @override
     def nodes_for(self, pod: int) -> list[int]:
-        """Return the nodes with as many free GPUs, as much CPU and memory."""
+        """Return the nodes with enough free GPUs, CPU and memory for a pod."""
         cpu, memory = self.shares(range(NODES), pod)
         has_room = (self.free >= self.asks.gpus[pod]) & (cpu <= 1) & (memory <= 1)
         has_room &= (np.arange(NODES) < WHOLE.nodes) == self.asks.is_whole[pod]
@@ -109,7 +109,7 @@ class FleetDay(Day):
 
     @override
     def hand_out(self, pod: int, node: int) -> Ints:
-        """Return any free whole GPUs, or the shared one with the fewest pods."""
+        """Return the assigned devices: any free whole GPUs, or the shared one with fewest pods."""
         if not self.asks.is_whole[pod]:
             return super().hand_out(pod, node)
         first = node * CARDS
@@ -118,7 +118,7 @@ class FleetDay(Day):
 
     @override
     def place(self, placement: Placement, pod: int) -> bool:
-        """Place a pod if it finds a node, and count where it lands."""
+        """Place a pod if a node has room, and count the kind of its devices."""
         is_first, self._seen[pod] = not self._seen[pod], True
         free = int(self.free[: WHOLE.nodes].sum())
         if not super().place(placement, pod):
@@ -137,7 +137,7 @@ class FleetDay(Day):
 
     @override
     def leave(self, placement: Placement, pod: int, *, is_failed: bool) -> None:
-        """Free what a pod held."""
+        """Release the devices and requests of a pod."""
         node = int(np.flatnonzero((self.slots == pod).any(axis=1))[0]) // CARDS
         self.millicores[node] -= self.asks.millicores[pod]
         self.host_bytes[node] -= self.asks.host_bytes[pod]
@@ -145,7 +145,7 @@ class FleetDay(Day):
 
     @override
     def pass_step(self, placement: Placement) -> list[int]:
-        """Let a step pass; pods that have been on a broken card for half a minute fail."""
+        """Advance by one step; pods that have been on a broken card for half a minute fail."""
         failed = super().pass_step(placement)
         since = self.at - DIES_AFTER_STEPS
         long_broken = self.broken[max(since, 0) : self.at + 1].all(axis=0)

@@ -165,7 +165,7 @@ class VirtualCluster:
         self.bind_known(record, node)
 
     def bind_known(self, record: PodRecord, node: int) -> None:
-        """Let the watch show that a pod which it showed waiting runs on a node."""
+        """Report a waiting pod as bound and running, as the watch would."""
         bound = replace(
             record,
             node=self.names[node],

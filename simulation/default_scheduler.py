@@ -22,16 +22,16 @@ from simulation.objects import JsonObject
 Shares = npt.NDArray[np.float64]
 
 _UNSET_SHARES = (0.1 / 128, (200 * MIB) / (1056762036 << 10))
-"""CPU and memory that the scores assume for a container without requests (100m, 200Mi), of what
-each simulated node has."""
+"""CPU and memory that the scores assume for a container without requests (100m, 200Mi), as shares
+of a simulated node's."""
 
 
 _JUST = 1e-9
-"""Added before rounding down: kube-scheduler divides whole numbers."""
+"""Added before rounding down, because kube-scheduler divides integers."""
 
 
 class Fate(StrEnum):
-    """What becomes of a scheduled pod on its GPUs."""
+    """Outcome of a scheduled pod on its GPUs."""
 
     GOOD = "on good GPUs"
     SATURATED = "on saturated GPUs"
@@ -72,15 +72,15 @@ def default_scores(
     gain = _balance(cpu, memory) - _balance(cpu_before, memory_before)
     balanced = 50 + np.trunc(
         (50 + gain) / 2
-    )  # of Kubernetes 1.37; earlier: the balance with the pod
+    )  # the formula of Kubernetes 1.37; earlier versions use the balance with the pod
     return np.asarray(least_allocated(cpu, memory) + balanced)
 
 
 def least_allocated(cpu: Shares, memory: Shares) -> Shares:
     """Return NodeResourcesFit's default scores, from the shares with the pod.
 
-    They order nodes as the default scores do where pods ask for as large a share of a node's CPU as
-    of its memory. For pods that ask for neither, NodeResourcesBalancedAllocation is skipped.
+    The order of nodes equals that of the default scores if pods request equal shares of a node's
+    CPU and memory. For pods that request neither, NodeResourcesBalancedAllocation is skipped.
     """
     return (np.floor(100 * (1 - cpu) + _JUST) + np.floor(100 * (1 - memory) + _JUST)) // 2
 

@@ -94,7 +94,7 @@ def _types(kind: Any) -> Iterator[type[Answer]]:
 
 
 def _name(kind: Any) -> str:
-    """Return the name of a type in JSON's words."""
+    """Return the JSON name of a type."""
     parts = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
         named = [_name(part) for part in parts if part is not types.NoneType]

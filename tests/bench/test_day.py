@@ -1,4 +1,4 @@
-"""The simulated day: what pods get, what ends them, and how the figures are shown."""
+"""The simulated day: placements, ends of pods, and the display of the figures."""
 
 from dataclasses import fields
 from xml.etree import ElementTree as ET
@@ -19,9 +19,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 def few(
     count: int = 4, *, gpus: int = 1, is_whole: bool = True, millicores: int = 8000
 ) -> FleetPods:
-    """Return pods that come at once, run for long, and ask for the same."""
+    """Return pods that arrive together, run for long, and have equal requests."""
     drawn = draw_fleet_pods(0, load=0.05)
-    # The longest run first: none of them ends within a test.
+    # The longest run times of the day: none of the pods ends within a test.
     order = np.argsort(-drawn.works, kind="stable")[:count]
     rest = ("series", "owner")
     values = {
@@ -42,7 +42,7 @@ def few(
 
 
 def quiet(pods: FleetPods) -> FleetDay:
-    """Return a day on which nothing breaks and nothing runs outside Kubernetes."""
+    """Return a day without broken cards and without processes outside Kubernetes."""
     day = FleetDay(0, pods)
     day.broken[:] = False
     day.foreign.utilization[:] = day.foreign.memory[:] = 0.0
@@ -76,7 +76,7 @@ def test_an_arrival_without_a_whole_node_is_counted_once() -> None:
     assert [day.place(KubeScheduler(0), 0) for _ in range(2)] == [False, False]
     assert day.counts.shut_out == 1
     day.note_waiting([0])
-    assert day.counts.idle_hours == LARGEST / 240  # as many as it asks for, for 15 s
+    assert day.counts.idle_hours == LARGEST / 240  # as many as it requests, for 15 s
 
 
 def test_a_broken_card_ends_its_pod_after_half_a_minute() -> None:
@@ -139,7 +139,7 @@ def test_the_picture_is_svg_with_a_pair_of_bars_for_each_figure() -> None:
     assert set(DRAWN) <= set(texts)
     bars = [each for each in root.iter(f"{SVG}rect") if each.get("height") == "16"]
     assert len(bars) == 2 * len(DRAWN)
-    # The worse placement has the longer bar, whichever it is.
+    # The worse placement has the longer bar.
     assert float(bars[1].get("width", 0)) == pytest.approx(
         10 * float(bars[0].get("width", 0)), 0.01
     )

@@ -1,11 +1,11 @@
-"""The day's model of kube-scheduler's scores, against the real kube-scheduler on its questions."""
+"""The day's model of kube-scheduler's scores, compared with the real kube-scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench.day_placements import KubeScheduler, pod_object, points
 from bench.day_pods import CARDS, HOST, SHARED, SHARED_GPU
@@ -26,11 +26,11 @@ QUESTION: Final = "question"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question of the day.
+    """Scheduling decision of the day.
 
     Attributes:
-        pod: the pod's resources, as its object states them.
-        asked: by node, millicores and bytes of memory that other pods ask for, and used GPUs.
+        pod: resources in the pod's object.
+        asked: requested millicores and bytes of memory of other pods, and used GPUs, by node.
         best: nodes with the highest score of the model.
         resource: the GPU resource.
     """
@@ -42,7 +42,7 @@ class Question:
 
 
 class Sampling(KubeScheduler):
-    """Chooses by the model, and keeps some of the questions whose answer is not any node."""
+    """Policy of the model that samples decisions in which the nodes' scores differ."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -73,7 +73,9 @@ class Sampling(KubeScheduler):
 
 
 def described(number: int, question: Question) -> tuple[list[Object], list[Object], Object]:
-    """Return the nodes of a question, one pod on each for all that run there, and its own pod."""
+    """Return the nodes of a decision, one pod on each with the requests of all its pods, and the
+    pod.
+    """
     label = {QUESTION: str(number)}
     offered = CARDS * (1 if question.resource == GPU else SHARED.replicas)
     nodes, pods = [], []

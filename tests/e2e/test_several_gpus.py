@@ -80,7 +80,7 @@ async def test_containers_are_judged_one_after_the_other_as_by_the_kubelet(
 
 
 def containers(*gpus: int) -> list[dict[str, Any]]:
-    """Return containers that ask for so many GPUs each."""
+    """Build containers with these numbers of requested GPUs."""
     return [
         {"name": f"c{at}", "image": IMAGE, "resources": {"limits": {GPU: str(count)}}}
         for at, count in enumerate(gpus)

@@ -1,4 +1,4 @@
-"""The OCI archives that `make images` writes without docker and podman."""
+"""OCI archives that `make images` writes without docker and podman."""
 
 import gzip
 import hashlib
@@ -47,7 +47,7 @@ print("all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """An image layout that was read from an archive."""
+    """Image layout that was read from an archive."""
 
     index: Mapping[str, Any]
     blobs: Mapping[str, bytes]
@@ -76,7 +76,7 @@ class Layout:
 
 
 def layout(archive: Path) -> Layout:
-    """Read an archive and check what the specification of image layouts demands of all."""
+    """Read an archive, and check the requirements of the specification of image layouts."""
     with tarfile.open(archive) as tar:
         files = {
             each.name: file.read() for each in tar if (file := tar.extractfile(each)) is not None
@@ -131,7 +131,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> dict[str
 
 
 def in_container(root: Path, image: Mapping[str, Any], *command: str) -> str:
-    """Run a command as the image's user in its own file system, and nothing of this machine."""
+    """Run a command as the image's user, with only the image's file system."""
     if os.getuid() != 0:
         pytest.skip("only root may change the root folder")
     result = subprocess.run(
