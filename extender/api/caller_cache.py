@@ -12,6 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
+from extender.answers.routes import SESSION
 from extender.api.caller import Caller
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.token_review import (
@@ -30,7 +31,7 @@ from extender.settings.api import ApiSettings
 
 logger = logging.getLogger(__name__)
 
-SESSION_PATH: Final = "/v1/session"
+SESSION_PATH: Final = SESSION.path
 HEADER: Final = "X-Idlegpu-Token"
 """Header for a token that must pass the API server's proxy, which does not forward
 Authorization."""

@@ -67,7 +67,6 @@ from extender.server.redaction import (
     write_json_in_full,
 )
 
-_PATH: Final = "/v1/explain"
 PEERS_PATH: Final = "/v1/peers/explain"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 

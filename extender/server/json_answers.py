@@ -160,7 +160,7 @@ async def _listed(
     separator = b""
     async for piece in _one_by_one(pieces):
         for item in piece:
-            if any(_is_long(value) for _, value in _fields(item)):
+            if isinstance(item, dict) and any(map(_is_long, item.values())):
                 yield separator
                 async for part in _one_by_one(write_in_pieces(item, write_json)):
                     yield part
