@@ -16,6 +16,7 @@ from extender.core.nodes.node_affinity import may_go
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.request import GpuRequest, PodRef
+from extender.fleet.groups import PodGroups
 
 # Select the waiting pods that one check examines, so that every pod is examined in time.
 #
@@ -152,10 +153,10 @@ class WakeNeed:
     group: str = ""
 
     @classmethod
-    def of(cls, request: GpuRequest, selection: Selection) -> "WakeNeed":
+    def of(cls, request: GpuRequest, selection: Selection, groups: PodGroups) -> "WakeNeed":
         """Return the requirements of a pod."""
         group = request.group
-        is_sized = group is not None and group.size is not None
+        is_sized = group is not None and groups.stated_size(group) is not None
         return cls(
             request=request, selection=selection, group=group.key if group and is_sized else ""
         )

@@ -377,7 +377,9 @@ class Waker:
                 found.append(
                     _Waiter(
                         pod=PodRef.of(record),
-                        need=WakeNeed.of(request, record.selection or ANYWHERE),
+                        need=WakeNeed.of(
+                            request, record.selection or ANYWHERE, self._placer.fleet.groups
+                        ),
                         priority=record.priority,
                         created_at=record.created_at,
                         is_gated=record.awaits_room,

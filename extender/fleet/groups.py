@@ -72,6 +72,10 @@ class PodGroups:
         else:
             self._sizes[key] = size
 
+    def stated_size(self, group: PodGroup) -> int | None:
+        """Return the size of a group by its pods or its object, None if neither states it."""
+        return group.size or self._sizes.get(group.key) or group.least
+
     def note_node(self, before: NodeRecord | None, record: NodeRecord | None) -> None:
         """Drop the caches if a node's labels or taints have changed; None if it does not exist."""
         if _selectable(before) != _selectable(record):
@@ -138,7 +142,7 @@ class PodGroups:
             return None
         members = self._members(group.key, uid, request.resource)
         known = len(members.counts) + 1
-        stated = group.size or self._sizes.get(group.key) or group.least
+        stated = self.stated_size(group)
         size = max(stated or 0, known)
         if size == 1:
             return None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.pod_groups import PodGroup
 from extender.effects.wake_pods import PodWakes
 from extender.effects.waker import POD_ANNOTATION, Waker
 from extender.kube.client import KubeClient
@@ -293,3 +294,19 @@ def test_what_no_pod_needs_is_forgotten() -> None:
     plan.keep_needs(set())
 
     assert plan.confirm("need", ["x"], 0.0) == []
+
+
+async def test_a_group_that_its_object_makes_too_large_hides_no_room_from_other_pods(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    large, other = PodGroup("JobSet", "ns", "large"), PodGroup("JobSet", "ns", "other")
+    world.fleet.apply_group_size(large.key, 1000)
+    waits(world, "p0", created_at=0.0, group=large)
+    waits(world, "p1", created_at=1.0, group=other)
+    turn_idle(world, "y")
+    waking = each(client, world)
+
+    for _ in range(4):
+        await waking.look()
+
+    assert woken(kube) == ["p1"]
