@@ -158,7 +158,7 @@ class StrandedGpus(Answer):
         resource: the GPU resource.
         stranded_gpus: free GPUs that cannot be served.
         free_gpus: all free GPUs.
-        lacks: missing resources, the scarcest first: `cpu`, `memory` or `storage`.
+        lacks: missing resources, the scarcest first: `cpu`, `memory` or `ephemeral-storage`.
         left: remaining host resources of the node.
         need: expected request of a pod with one GPU.
         is_need_assumed: whether `need` is the even share of a GPU, because no pod requests any.

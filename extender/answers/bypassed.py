@@ -9,7 +9,8 @@ class BypassedGroup(Answer):
     Attributes:
         scheduler: name of their scheduler.
         resources: GPU resources that they request.
-        verdict: judgement of the bindings, such as `asked` or `not-asked`.
+        verdict: `not-asked` (no replica got a request), `answer-lost` (kube-scheduler disconnected
+            before the answer), `not-scored` (prioritize is never called) or `asked`.
         count: number of pods.
         example: one of them, as `namespace/name`.
         first_age_seconds: time since the first binding.
@@ -29,7 +30,7 @@ class Cause(Answer):
     """Likely cause of bindings without the extender's answer.
 
     Attributes:
-        field: field of kube-scheduler's configuration to look at.
+        field: field to check in kube-scheduler's configuration, or in idlegpu's.
         text: the cause in one sentence.
         pods: number of pods that it explains.
         kind: the cause in one word, such as `http-timeout`.

@@ -11,7 +11,7 @@ class Request(Answer):
         resources: GPUs by resource.
         gpu_memory_bytes: memory that it requests of each GPU.
         gpu_memory_share: that memory as a share of the GPU, if the pod says so.
-        gpu_memory_from: source of the amount, if the pod does not say it.
+        gpu_memory_from: variable or argument that states the memory; null for the annotation.
         require_idle: whether it waits for GPUs that are known to be idle.
         max_utilization_ratio: utilization below which a GPU counts as idle, from 0 to 1.
         max_memory_ratio: memory in use below which a GPU counts as idle, from 0 to 1.

@@ -71,7 +71,7 @@ class ProblemAnswer(Answer):
     """An invalid annotation, variable or argument.
 
     Attributes:
-        kind: what is invalid.
+        kind: `annotation`, `variable` or `argument`.
         annotation: its name.
         value: its value.
         allowed: values that are allowed.

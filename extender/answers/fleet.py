@@ -64,7 +64,7 @@ class Gpu(Answer):
         gpu_instance_id: id of the MIG instance, `""` for a whole GPU.
         mig_profile: profile of the MIG instance such as `1g.10gb`, `""` for a whole GPU.
         model: model without its maker, such as `A100 SXM4 40GB`; `""` if unknown.
-        state: `idle`, `busy`, `stale`, `unknown`, `unhealthy`, `foreign` or `excluded`.
+        state: `idle`, `busy`, `stale`, `unknown`, `unhealthy` or `foreign`.
         why: reason of the state in one sentence.
         health: each sign of ill health with its effect, `""` if healthy.
         utilization_ratio: utilization by which it is judged, from 0 to 1.
@@ -165,7 +165,7 @@ class Node(Answer):
         mig_states: MIG instances by state.
         utilization_mean_ratio: mean utilization of its devices, from 0 to 1.
         memory_used_mean_ratio: mean share of memory in use, from 0 to 1.
-        early_failures: pods that failed there soon after their start; old ones fade.
+        early_failures: owners whose pods failed there soon after their start; old failures fade.
         pods: pods with GPUs on it, as `namespace/name`.
     """
 

@@ -287,6 +287,8 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
     """Build a decision's record in steps, because the full form takes long."""
     decision, pod = record.decision, record.pod
     names, wishes = decision.candidates, request_view(record.request)
+    # A dictionary, not a `DecisionAnswer`: it is joined with decisions of other replicas, whose
+    # long fields are passed on undecoded.
     view: Json = {
         "number": record.number,
         "at": moment(record.at),
