@@ -108,8 +108,8 @@ def _ending(facts: Facts) -> Iterator[Problem]:
 def _lacking_rights(facts: Facts) -> Iterator[Problem]:
     """Find RBAC rights that the extender's account lacks.
 
-    It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes` and
-    `wake-pods`. The API server says which it has or, offline, the RBAC objects.
+    It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes`, `wake-pods`
+    and `group-sizes`. The API server says which it has or, offline, the RBAC objects.
 
     Remedy: `kubectl apply -k`.
     """
