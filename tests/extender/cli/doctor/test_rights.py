@@ -37,8 +37,9 @@ def test_the_rights_are_those_of_the_manifests() -> None:
     here = granted(f"{BASE}/role.yaml", is_own=True)
 
     assert needed(BASE) == everywhere | here
-    for waking in ("manifests/components/wake-nodes", "manifests/components/wake-pods"):
-        assert needed(waking) == granted(f"{waking}/cluster-role.yaml", is_own=False)
+    for name in ("group-sizes", "wake-nodes", "wake-pods"):
+        component = f"manifests/components/{name}"
+        assert needed(component) == granted(f"{component}/cluster-role.yaml", is_own=False)
 
 
 def asked(**settings: object) -> set[str]:
@@ -51,5 +52,7 @@ def test_what_settings_switch_off_is_not_asked_for() -> None:
     assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "node"})
     assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "pod"})
     assert "leases idlegpu-wake" not in asked(wake={"enabled": False})
+    assert "jobsets" in asked(cluster={"group_objects": True})
+    assert "jobsets" not in asked()
     assert "events" not in asked(events={"enabled": False})
     assert "tokenreviews" not in asked(api={"access": "open"})
