@@ -213,6 +213,7 @@ class Builder:
             "PYTHON": str(wrapper),
             "PYTHONPATH": str(pip),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PIP_ROOT_USER_ACTION": "ignore",
         }
 
     def _base(self, architecture: str) -> Path:
