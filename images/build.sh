@@ -32,8 +32,9 @@ mkdir -p "$folder"
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
     --require-hashes --only-binary :all: --target "$folder" \
     --requirement "$root/images/$program.txt"
-# Remove scripts, which name the build's interpreter; the program is started with `python -m`.
+# Remove scripts, which name the build's interpreter, and their hashes; the program is started with `python -m`.
 rm -rf "$folder/bin"
+sed -i '/^\(\.\.\/\)*bin\//d' "$folder"/*.dist-info/RECORD
 # A third of NumPy's files are its own tests.
 find "$folder/numpy" -type d -name tests -prune -exec rm -rf {} +
 
