@@ -63,7 +63,6 @@ class CallTracker:
     Attributes:
         pending_call: the call in progress, None between calls.
         is_abandoned: the worker has abandoned the thread.
-        busy_seconds: time spent in calls since the last `take_busy_seconds`.
         names: names of all calls made so far.
     """
 
@@ -72,7 +71,7 @@ class CallTracker:
     ) -> None:
         self.pending_call: _PendingCall | None = None
         self.is_abandoned = False
-        self.busy_seconds = 0.0
+        self._busy_seconds = 0.0
         self.names: set[str] = set()
         self._limit_seconds = limit_seconds
         self._monotonic = monotonic
@@ -112,7 +111,7 @@ class CallTracker:
         finally:
             with self._lock:
                 self.pending_call = None
-            self.busy_seconds += self._monotonic() - since
+            self._busy_seconds += self._monotonic() - since
             if self.is_abandoned:
                 raise CallAbandonedError
 
@@ -128,7 +127,7 @@ class CallTracker:
 
     def take_busy_seconds(self) -> float:
         """Return the seconds spent in calls, and reset the counter to zero."""
-        seconds, self.busy_seconds = self.busy_seconds, 0.0
+        seconds, self._busy_seconds = self._busy_seconds, 0.0
         return seconds
 
 

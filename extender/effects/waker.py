@@ -162,7 +162,7 @@ class Waker:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = WakeCounts()
-        self.leader = leader
+        self._leader = leader
         self._client = client
         self._placer = placer
         self._settings = settings
@@ -193,13 +193,13 @@ class Waker:
     async def run(self) -> None:
         """Check and wake pods until cancelled, while this replica is elected."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.leader.run(), name="wake lease")
+            group.create_task(self._leader.run(), name="wake lease")
             group.create_task(self._run(), name="wake")
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._pace.check_seconds)
-            if not self.leader.is_held:
+            if not self._leader.is_held:
                 self.counts.waiting = 0
                 self.plan.forget()
                 self.pods.forget()
@@ -224,7 +224,7 @@ class Waker:
         now = self._monotonic()
         hopes = self.plan.next_wake(prospects, uids, now, is_placed=self._is_placed)
         # The check takes time: another replica may be elected by now.
-        if hopes and self.leader.is_held:
+        if hopes and self._leader.is_held:
             await self._wake(hopes, len(waiting))
 
     def _retried_at(self, waiting: list[_Waiter]) -> list[float]:
@@ -241,7 +241,7 @@ class Waker:
         hopes = [hope async for hope in self._next_by_pod(waiting, now)]
         for hope, waiter in hopes:
             # The check takes time: another replica may be elected by now.
-            if self.leader.is_held and self.pods.is_free(now):
+            if self._leader.is_held and self.pods.is_free(now):
                 await self._wake_pod(hope, is_gated=waiter.is_gated)
             else:
                 self._placer.fleet.ledger.drop(waiter.pod.uid)

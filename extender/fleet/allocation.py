@@ -79,7 +79,6 @@ class NodeAllocations:
 
     Attributes:
         offers: when nodes began to offer fewer devices, or came back.
-        departures: devices and memory that ending pods release.
         sharing: which nodes share their devices among pods.
         similar_pods: memory that pods were measured to use, for similar pods.
     """
@@ -111,7 +110,7 @@ class NodeAllocations:
         self._unattributed_ends = UnattributedEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
-        self.departures = Departures(store, self._rows, self._held, pod_memory.last)
+        self._departures = Departures(store, self._rows, self._held, pod_memory.last)
         self.sharing = ShareEvidence(store)
         self.similar_pods = SimilarPods()
         self.surplus: list[int] = []
@@ -187,7 +186,7 @@ class NodeAllocations:
 
     def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
-        for dated in (self._holder_sources, self._unattributed_ends, self.offers, self.departures):
+        for dated in (self._holder_sources, self._unattributed_ends, self.offers, self._departures):
             dated.shift_back(seconds)
         for ended in self._ended.values():
             ended.update({key: at - seconds for key, at in ended.items()})
@@ -207,7 +206,7 @@ class NodeAllocations:
         if replaced := self._replaced(node, tenants):
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
-        self.departures.expire_ended(name, now)
+        self._departures.expire_ended(name, now)
         before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
@@ -242,7 +241,7 @@ class NodeAllocations:
         self._ended.pop(node, None)
         self._unattributed_ends.forget(node)
         self._holder_sources.forget(node)
-        self.departures.forget(node)
+        self._departures.forget(node)
         self.sharing.forget(node)
 
     def leaving(
@@ -254,7 +253,7 @@ class NodeAllocations:
         tenants, before = self.tenants_on(name), self._rows.get(name, {})
         gone = [pod for pod in pods if pod.uid in victims]
         return {
-            resource: self.departures.leaving(
+            resource: self._departures.leaving(
                 (before.get(resource, row), row),
                 tenants,
                 gone,
@@ -304,11 +303,11 @@ class NodeAllocations:
         shown = [row for row, tenants in current.items() if pod.key in tenants]
         if shown:
             freed = [row for row in shown if current[row] == (pod.key,)]
-            self.departures.end(pod, freed, at)
+            self._departures.end(pod, freed, at)
             others = sorted(set(shown) - set(freed))
             # The pod's own part of the load is unknown: assume an even share.
             staying = np.array([1 - 1 / len(current[row]) for row in others])
-            self.departures.end(pod, others, at, staying=staying)
+            self._departures.end(pod, others, at, staying=staying)
             return
         rows = self._rows.get(pod.node, {})
         unheld = {
@@ -319,7 +318,7 @@ class NodeAllocations:
         is_foreign = self._store.is_foreign
         if self._holder_sources.of(pod.node).is_known or not has_others:
             any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
-            self.departures.end(pod, any_of, at)
+            self._departures.end(pod, any_of, at)
             return
         kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
         for resource, slots in unheld.items():
@@ -353,7 +352,7 @@ class NodeAllocations:
                     self.similar_pods.note(pod, of_pods[pod.uid])
             on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
             if on_it and all(pod.uid in of_pods for pod in on_it):
-                declared = self.departures.declared
+                declared = self._departures.declared
                 held = [(of_pods[pod.uid], declared(pod, row)) for pod in on_it]
                 self._store.note_shares(row, held)
 
@@ -409,7 +408,7 @@ class NodeAllocations:
         """Return a node's rows, each with the state after its terminating pods are gone."""
         rows = self._allocate(node, pods, tenants, policy)
         leaving = [pod for pod in pods if pod.is_deleting]
-        if not leaving and not self.departures.has_ended_pods(node.name):
+        if not leaving and not self._departures.has_ended_pods(node.name):
             return rows
         after = rows
         if leaving:
@@ -418,7 +417,7 @@ class NodeAllocations:
         return {
             resource: replace(
                 row,
-                leaving=self.departures.leaving(
+                leaving=self._departures.leaving(
                     (row, after[resource]),
                     tenants,
                     leaving,

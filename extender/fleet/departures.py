@@ -211,7 +211,7 @@ class Departures:
         """
         is_last = staying is None
         self._remember(pod, rows, at, is_last=is_last)
-        seen = np.array([self.seen_bytes(pod, row) for row in rows])
+        seen = np.array([self._seen_bytes(pod, row) for row in rows])
         has_declared = pod.memory_bytes is not None
         declared = [self.declared(pod, row) if has_declared else math.nan for row in rows]
         self._store.release(rows, np.array(declared), seen, is_last=is_last)
@@ -381,7 +381,7 @@ class Departures:
         used, others, foreign = self._store.occupancy(row)
         own, of_others, unreported, is_unreported = 0.0, 0.0, 0.0, False
         for pod in pods:
-            declared, seen = self.declared(pod, row), self.seen_bytes(pod, row)
+            declared, seen = self.declared(pod, row), self._seen_bytes(pod, row)
             if math.isnan(seen):
                 unreported += declared
                 is_unreported |= pod.memory_bytes is None
@@ -399,7 +399,7 @@ class Departures:
         used, others, foreign = self._store.occupancy(row)
         return _Release(used=max(used - foreign, 0.0), others=max(others - foreign, 0.0))
 
-    def seen_bytes(self, pod: PodRecord, row: int) -> float:
+    def _seen_bytes(self, pod: PodRecord, row: int) -> float:
         """Return the bytes that a pod was last seen to use on a device; NaN if unknown."""
         info = self._store.info(row)
         seen = None if info is None else self._last_used(pod.uid, info.key)

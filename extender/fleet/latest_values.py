@@ -141,7 +141,7 @@ class LatestValues:
         by_others = self.measured_at(*OTHER_ACTIVITY, rows=rows)
         return np.where(np.isnan(by_utilization), by_others, by_utilization)
 
-    def newest_source(
+    def _newest_source(
         self, *signals: Signal, rows: Rows | slice = ALL, with_preference: bool = False
     ) -> Origins:
         """Return the source of the newest of the signals, 0 if there is none.
@@ -201,8 +201,8 @@ class LatestValues:
 
     def activity_by(self, rows: Rows | slice = ALL) -> Origins:
         """Return the source of each device's activity, 0 if there is none."""
-        by_utilization = self.newest_source(*UTILIZATION, rows=rows, with_preference=True)
-        by_others = self.newest_source(*OTHER_ACTIVITY, rows=rows, with_preference=True)
+        by_utilization = self._newest_source(*UTILIZATION, rows=rows, with_preference=True)
+        by_others = self._newest_source(*OTHER_ACTIVITY, rows=rows, with_preference=True)
         return np.where(by_utilization > 0, by_utilization, by_others)
 
     def replaces(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
@@ -346,7 +346,7 @@ class LatestValues:
         """
         now, limit = times
         before = self.measured_at(*pair, rows=rows)
-        counts = self.replaces(origin, self.newest_source(*pair, rows=rows), before, measured_at)
+        counts = self.replaces(origin, self._newest_source(*pair, rows=rows), before, measured_at)
         reported = np.zeros(len(rows), dtype=np.bool_)
         for signal in pair:
             if signal in answer:

@@ -94,7 +94,7 @@ class Snapshots:
         return NONE_OUT if self.current is None else self.current.telemetry.is_out
 
     @property
-    def is_reshaped(self) -> bool:
+    def _is_reshaped(self) -> bool:
         """Whether nodes or devices were added or removed since the latest snapshot."""
         return self._shape != self._snapshot_shape
 
@@ -151,7 +151,7 @@ class Snapshots:
         next refresh. Until then an added node is unknown, and kube-scheduler does not ask about a
         removed one.
         """
-        is_reshaped = self.is_reshaped and not self._in_steps
+        is_reshaped = self._is_reshaped and not self._in_steps
         if self.current is None or self.changed or is_reshaped or not self._is_fresh(now):
             self.current = self._next(nodes, policy, now)
         return self.current
@@ -171,7 +171,7 @@ class Snapshots:
         """
         before, now = latest(), self._clock()
         pause = (
-            NEW_READINGS_SECONDS if self._has_new_readings or self.is_reshaped else REFRESH_SECONDS
+            NEW_READINGS_SECONDS if self._has_new_readings or self._is_reshaped else REFRESH_SECONDS
         )
         if self._is_up_to_date and self._is_younger_than(pause, now):
             return
@@ -247,7 +247,7 @@ class Snapshots:
         if self._in_steps:
             return self._is_fresh(now)
         is_same = self._store.capacity == len(before.telemetry.utilization)
-        return is_same and not self.is_reshaped and self._is_fresh(now)
+        return is_same and not self._is_reshaped and self._is_fresh(now)
 
     def _update(
         self, before: Snapshot, changed: Iterable[str], to_estimate: Collection[str], now: float
@@ -284,7 +284,7 @@ class Snapshots:
         telemetry, _ = estimate(self._store.evidence(), self._policy, now)
         suspicion = self._failures.suspicion(now)
         self._is_up_to_date, self._estimated_at = True, now
-        if before is None or self.is_reshaped:
+        if before is None or self._is_reshaped:
             names = frozenset(nodes)
             known = before.pools if before else {}
             pools = finish(build_pools(rows, telemetry, suspicion, known))

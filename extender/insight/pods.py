@@ -25,18 +25,18 @@ from extender.server.query_parameters import QueryError, read_number, serve
 from extender.server.redaction import of_pod, pod_name, sees
 
 DEFAULT_PODS, MAX_PODS = 100, 500
-MAX_OFFSET: Final = 1_000_000
+_MAX_OFFSET: Final = 1_000_000
 MAX_WORDS: Final = 200
 """Longest search text, in characters."""
 
 PIECE_PODS: Final = 500
 """Pods to filter or sort between two yields to the event loop."""
-PIECE_SHOWN: Final = 16
+_PIECE_SHOWN: Final = 16
 
-STATES: Final = ("holds", "waits")
+_STATES: Final = ("holds", "waits")
 
-Value = float | str
-Order = Callable[[PodRecord, Holder | None, Snapshot], Value]
+_Value = float | str
+_Order = Callable[[PodRecord, Holder | None, Snapshot], _Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Question:
     Attributes:
         namespace: only pods of this namespace; None for all.
         words: words that must occur in the pod's name, owner or node; lower case.
-        state: one of `STATES`, "" for both.
+        state: one of `_STATES`, "" for both.
         sort: a key of the orders, "" for waiting pods first.
         offset: number of pods to skip.
         limit: number of pods to return.
@@ -77,7 +77,7 @@ class PodList:
         self._holders = holders
         self._pending = pending
         self._clock = clock
-        self._orders: Mapping[str, Order] = {
+        self._orders: Mapping[str, _Order] = {
             "": lambda record, *_: record.created_at if waits(record) else float("inf"),
             "pod": lambda record, *_: record.key,
             "owner": lambda record, *_: record.owner,
@@ -105,7 +105,7 @@ class PodList:
         snapshot = self._fleet.snapshot()
         pieces = (
             [self._view(record, snapshot, others) for record in some]
-            for some in chunks(page, PIECE_SHOWN)
+            for some in chunks(page, _PIECE_SHOWN)
         )
         answer = Pods(
             pods=[],
@@ -129,7 +129,7 @@ class PodList:
         search, state, sort = (query.get(name, "") for name in ("search", "state", "sort"))
         if len(search) > MAX_WORDS:
             raise QueryError("search", search, f"must have at most {MAX_WORDS} characters")
-        for name, value, allowed in (("state", state, STATES), ("sort", sort, self._orders)):
+        for name, value, allowed in (("state", state, _STATES), ("sort", sort, self._orders)):
             if value and value not in allowed:
                 listed = ", ".join(filter(None, allowed))
                 raise QueryError(name, value, f"must be one of {listed}")
@@ -138,7 +138,7 @@ class PodList:
             words=tuple(search.lower().split()),
             state=state,
             sort=sort,
-            offset=read_number(query, "offset", default=0, low=0, high=MAX_OFFSET),
+            offset=read_number(query, "offset", default=0, low=0, high=_MAX_OFFSET),
             limit=read_number(query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS),
         )
 

@@ -91,13 +91,13 @@ class BindingAttribution:
         """Count bound pods until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await run_in_steps(self.sweep_in_steps(), self._yield_control)
+            await run_in_steps(self._sweep_in_steps(), self._yield_control)
 
     def sweep(self) -> None:
         """Count the pods that are known to belong to this replica by now."""
-        finish(self.sweep_in_steps())
+        finish(self._sweep_in_steps())
 
-    def sweep_in_steps(self) -> Steps[None]:
+    def _sweep_in_steps(self) -> Steps[None]:
         """Count them as in `sweep`, in cooperative steps."""
         if self._peers is None:
             return

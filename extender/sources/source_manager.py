@@ -100,7 +100,7 @@ class SourceManager:
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
         return PrometheusSource(
             settings.prometheus,
-            identity=self.node_identity,
+            identity=self._node_identity,
             deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
             deliver_history=lambda past: self._deliver(self._fleet.history_in_steps(past)),
             clock=self._clock,
@@ -179,7 +179,7 @@ class SourceManager:
         """Estimate the fleet's devices again if an estimate is due."""
         await self._deliver(self._fleet.refresh_in_steps(prepare))
 
-    def node_identity(self) -> NodeIdentity:
+    def _node_identity(self) -> NodeIdentity:
         """Return the names and addresses of the nodes; the same object while nothing changes."""
         nodes = self.cluster.nodes if self.cluster.is_synced else {}
         addresses = addresses_of({name: node.addresses for name, node in nodes.items()})

@@ -60,14 +60,13 @@ class FleetFeed:
 
     Attributes:
         version: grows when any device's state changes; 0 before the first update.
-        devices_version: grows when the devices or their nodes change.
         pool_labels: node labels for grouping, besides `GROUP_LABELS`.
     """
 
     def __init__(self, fleet: Fleet, pool_labels: tuple[str, ...] = ()) -> None:
         self.pool_labels = pool_labels
         self.version = 0
-        self.devices_version = 0
+        self._devices_version = 0
         self._fleet = fleet
         self._device_index: DeviceIndex | None = None
         self._looks = DeviceStates.blank(0)
@@ -143,7 +142,7 @@ class FleetFeed:
         self._note(snapshot, policy, looks)
         self._device_index, self._fixed = device_index, fixed
         self.version += 1
-        self.devices_version, self._delta = self.version, b""
+        self._devices_version, self._delta = self.version, b""
 
     def _note(self, snapshot: Snapshot, policy: Policy, looks: DeviceStates) -> None:
         self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
@@ -160,9 +159,9 @@ class FleetFeed:
         Args:
             version: the viewer's version, 0 for none.
         """
-        if version < self.devices_version:
+        if version < self._devices_version:
             # The cached event may be older than the current version: a delta follows.
-            return self._cached("fleet", self.devices_version, self._encode_fleet)
+            return self._cached("fleet", self._devices_version, self._encode_fleet)
         if version == self.version - 1 and self._delta:
             return self.version, self._delta
         return self._cached("looks", self.version, self._encode_looks)

@@ -27,7 +27,7 @@ OnGroupSize = Callable[[str, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSize:
+class _GroupSize:
     """The size that a group's object states.
 
     Attributes:
@@ -107,8 +107,8 @@ class GroupSizes:
     ) -> None:
         self._notify = notify
         self._resources = resources
-        self._known: dict[str, GroupSize] = {}
-        self._by_key: dict[str, GroupSize] = {}
+        self._known: dict[str, _GroupSize] = {}
+        self._by_key: dict[str, _GroupSize] = {}
         self.is_used = is_used
         self.feeds = tuple(
             (_kind(path), RecordFeed(b"", partial(self._reduce, kind, size), self._set, _ignore))
@@ -121,15 +121,15 @@ class GroupSizes:
         for key, record in self._by_key.items():
             self._notify(key, record.size if is_used else None)
 
-    def _reduce(self, kind: str, size: _Size, raw: Mapping[str, object]) -> GroupSize | None:
+    def _reduce(self, kind: str, size: _Size, raw: Mapping[str, object]) -> _GroupSize | None:
         metadata = mapping_of(raw.get("metadata"))
         group = PodGroup(kind, text_of(metadata.get("namespace")), text_of(metadata.get("name")))
         count = size(raw, self._resources())
         if not 1 <= count <= MAX_SIZE:
             return None
-        return GroupSize(uid=text_of(metadata.get("uid")), key=group.key, size=count)
+        return _GroupSize(uid=text_of(metadata.get("uid")), key=group.key, size=count)
 
-    def _set(self, uid: str, record: GroupSize | None) -> None:
+    def _set(self, uid: str, record: _GroupSize | None) -> None:
         before = self._known.pop(uid, None)
         if record is not None:
             self._known[uid] = self._by_key[record.key] = record
