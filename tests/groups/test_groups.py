@@ -120,7 +120,7 @@ async def test_a_group_that_its_object_makes_too_large_for_the_cluster_says_so(
     for name in ("cluster-role.yaml", "cluster-role-binding.yaml"):
         await world.services.plane.kubectl("apply", "-f", str(GROUP_SIZES / name))
     await world.start({"cluster": {"group_objects": True}})
-    pods = await group(world, "large", 4)
+    pods = await group(world, "huge", 4)
     await world.client.create_all(pods)
 
     messages = await given_back(world, pods)
