@@ -30,6 +30,7 @@ from extender.fleet.allocation import AllocationChange, NodeAllocations
 from extender.fleet.clocks import PodClocks
 from extender.fleet.failures import FailureLog
 from extender.fleet.groups import PodGroups
+from extender.fleet.known_targets import aim, rows_by_index
 from extender.fleet.pod_memory import Share
 from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
@@ -37,7 +38,6 @@ from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
 from extender.fleet.staged_policy import StagedPolicy, is_allocated_by
 from extender.fleet.store import DeviceStore
-from extender.fleet.targets import aim, rows_by_index
 from extender.runtime.topic import Topic
 
 _STEP_SECONDS = 1.0

@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 
-from extender.core.columns import known
 from extender.core.decision.signals import SignalEvidence, board_power, plausible
 from extender.core.devices.foreign_memory import WHOLE_DEVICE
 from extender.core.devices.gpu_models import normalize_model
@@ -18,6 +17,7 @@ from extender.core.devices.readings import (
     Readings,
     Signal,
 )
+from extender.core.fast_numpy import known
 from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import HealthAction, Policy
 from extender.core.steps import Steps, finish

@@ -17,7 +17,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import GpuRequest, parse_pod_ref, parse_request
 from extender.core.steps import let_go
 from extender.fleet.fleet import Fleet
-from extender.fleet.targets import target_problems
+from extender.fleet.known_targets import target_problems
 from extender.insight.costs import CostRoutes
 from extender.insight.explain import Explain
 from extender.insight.explain_node import Wish, asked_node

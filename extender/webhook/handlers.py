@@ -24,7 +24,7 @@ from extender.core.request.request import (
     parse_request,
 )
 from extender.core.request.waiting_pods import WaitingRequests
-from extender.fleet.targets import target_problems
+from extender.fleet.known_targets import target_problems
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.columns import within
 from extender.core.decision.certainty import chance_of_all
 from extender.core.decision.landing import Landing, landing_set
+from extender.core.fast_numpy import within
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.policy import Thresholds
 from extender.core.request.gpu_resources import ContainerDevices

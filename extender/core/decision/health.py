@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from extender.core.columns import known
 from extender.core.decision.health_causes import Sign, encode
 from extender.core.devices.readings import Column, Signal
+from extender.core.fast_numpy import known
 from extender.core.nodes.snapshot import Flags, Ratios, Rows
 from extender.core.policy import Health, HealthAction
 from extender.core.xids import (

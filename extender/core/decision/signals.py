@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.columns import known, within
 from extender.core.decision.health import HealthColumns, judge
 from extender.core.decision.health_causes import Sign, renumber
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.thermal_stress import stress
+from extender.core.fast_numpy import known, within
 from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry
 from extender.core.policy import Foreign, Freshness, Policy
 

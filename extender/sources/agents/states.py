@@ -22,7 +22,6 @@ from agent.report import (
     Update,
 )
 from agent.report import ForeignProcess as ReportedProcess
-from extender.core.columns import within
 from extender.core.devices.expected_devices import resource_profile
 from extender.core.devices.readings import (
     Column,
@@ -35,6 +34,7 @@ from extender.core.devices.readings import (
 )
 from extender.core.devices.readings import Holders as NodeHolders
 from extender.core.devices.topology import Place
+from extender.core.fast_numpy import within
 from extender.core.nodes.topology_manager import Alignment, alignment_by
 from extender.core.policy import Foreign
 from extender.runtime.terminal_escapes import plain_text

@@ -8,7 +8,7 @@ import pytest
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy, parse_targets
-from extender.fleet.targets import target_problems
+from extender.fleet.known_targets import target_problems
 from testkit.builders import GPU, request
 from testkit.webhook_questions import MakeClient, ask, meta, names_question, pod
 from testkit.world import BUSY, World
