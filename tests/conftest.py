@@ -22,7 +22,7 @@ from testkit.internet import trust_no_authority
 pytest_plugins = ["testkit.controlplane.fixtures"]
 
 SCENARIOS: Final = "tests/e2e/"
-ALL_IS_SEARCHED_AFTER: Final = 300
+TESTS_PER_COLLECTION: Final = 300
 """Number of tests between two full garbage collections."""
 
 _tests: Final = count(1)
@@ -63,20 +63,20 @@ class FilesAndScenarios(LoadScopeScheduling):  # type: ignore[misc] # xdist ship
 
 
 @pytest.fixture(autouse=True)
-def _garbage_is_searched_in_what_is_new() -> None:
+def _exclude_tests_from_gc() -> None:
     """Exclude thousands of collected tests from the garbage collection at each extender's start.
 
-    After every `ALL_IS_SEARCHED_AFTER` tests a full collection runs. It frees the garbage of these
+    After every `TESTS_PER_COLLECTION` tests a full collection runs. It frees the garbage of these
     tests, and warns of resources that they did not close.
     """
-    if next(_tests) % ALL_IS_SEARCHED_AFTER == 0:
+    if next(_tests) % TESTS_PER_COLLECTION == 0:
         gc.unfreeze()
         gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def _log_level_is_restored() -> Iterator[None]:
+def _check_log_level() -> Iterator[None]:
     """Fail a test that changes the log level, because later tests would log other records."""
     level = logging.getLogger().level
     yield

@@ -24,7 +24,7 @@ from testkit.agent.pushing import eventually, extender, reporting
 from testkit.agent.reviews import token
 
 
-async def the_connection_breaks() -> None:
+async def wait_connection_lost() -> None:
     """Wait until the agent knows that its connection broke."""
     await eventually(
         lambda: all(task.get_name() != "report listener" for task in asyncio.all_tasks())
@@ -118,7 +118,7 @@ async def test_a_reopened_connection_starts_with_a_complete_update(tmp_path: Pat
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         it.writers[0].transport.abort()
-        await the_connection_breaks()
+        await wait_connection_lost()
         running.look()
         await eventually(lambda: len(it.updates) > 1)
         running.look()
@@ -150,7 +150,7 @@ async def test_the_token_is_read_for_each_connection(tmp_path: Path) -> None:
         await eventually(lambda: it.updates and it.updates[0])
         (tmp_path / "token").write_text("two")
         it.writers[0].transport.abort()
-        await the_connection_breaks()
+        await wait_connection_lost()
         running.look()
         await eventually(lambda: len(it.requests) > 1)
 
@@ -176,7 +176,7 @@ async def test_a_farewell_is_logged_as_the_reason(tmp_path: Path) -> None:
         await eventually(lambda: it.updates and it.updates[0])
         (link,) = running.pusher.links.values()
         it.writers[0].write(frame(Farewell(reason="the token has expired")))
-        await the_connection_breaks()
+        await wait_connection_lost()
         running.look()
         await eventually(lambda: link.refusals)
 
@@ -243,7 +243,7 @@ async def test_after_a_failure_every_replica_gets_reports_again(tmp_path: Path) 
             raise UnicodeError("label empty or too long")
 
         pusher._addresses = fail  # type: ignore[method-assign] # as of a name that is none
-        await the_connection_breaks()
+        await wait_connection_lost()
         again = asyncio.create_task(keep("reports", pusher.run))
 
         await eventually(lambda: len(it.updates) == 2 and it.updates[1])

@@ -53,7 +53,7 @@ async def remember(world: World, lines: list[Line]) -> None:
     await world.start(kubelets=False)
 
 
-async def furnished(world: World) -> tuple[str, str]:
+async def full_and_calm(world: World) -> tuple[str, str]:
     """Return a node whose shared card was full for two hours, and one with a calm card."""
     shared, whole = world.add_shared("shared", 1, replicas=4), world.add("whole", 1)
     await world.start(kubelets=False)
@@ -85,7 +85,7 @@ async def furnished(world: World) -> tuple[str, str]:
 
 
 async def test_cards_and_pods_are_judged_by_what_prometheus_remembers(world: World) -> None:
-    shared, whole = await furnished(world)
+    shared, whole = await full_and_calm(world)
     command = by_url(world)
 
     answer = (await command("advise", "--over", "2h", "--all", "-o", "json")).json
@@ -112,7 +112,7 @@ async def test_cards_and_pods_are_judged_by_what_prometheus_remembers(world: Wor
 
 
 async def test_a_pod_is_idle_since_before_the_extender_was_there(world: World) -> None:
-    await furnished(world)
+    await full_and_calm(world)
     command = by_url(world)
 
     async def is_idle() -> dict[str, Any] | None:

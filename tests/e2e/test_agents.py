@@ -54,7 +54,7 @@ async def sources(world: World) -> set[str]:
     return {gpu["source"] for gpu in (await world.gpus()).values()}
 
 
-async def led_by(world: World, source: str) -> None:
+async def wait_source(world: World, source: str) -> None:
     """Wait until a source is the origin of every GPU's data."""
 
     async def is_so() -> bool:
@@ -78,7 +78,7 @@ async def refusals(world: World) -> dict[str, float]:
     }
 
 
-def agents_again(
+def restarted_agents(
     world: World, tokens: Tokens, *nodes: str
 ) -> AbstractAsyncContextManager[Mapping[str, SimulatedAgent]]:
     """Run agents whose tokens exist already."""
@@ -104,7 +104,7 @@ async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_pat
     async with tokens_of(world, tmp_path) as tokens:
         async with agents_on(world, tokens, first, second):
             await world.start({**taking(tokens)})
-            await led_by(world, "agent")
+            await wait_source(world, "agent")
 
             world.services.prometheus.process.kill()
             for index in range(2):
@@ -114,7 +114,7 @@ async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_pat
 
             await world.services.ensure_prometheus()
         # From here on no agent runs.
-        await led_by(world, "prometheus")
+        await wait_source(world, "prometheus")
         for index in range(2):
             world.fleet.set_utilization(first, index, 0.0)
             world.fleet.set_utilization(second, index, 0.9)
@@ -123,8 +123,8 @@ async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_pat
         await world.settled()
         assert await world.place(pod("without-agents")) == first
 
-        async with agents_again(world, tokens, first, second):
-            await led_by(world, "agent")
+        async with restarted_agents(world, tokens, first, second):
+            await wait_source(world, "agent")
 
 
 async def test_a_gpu_that_turns_busy_outside_kubernetes_is_avoided_before_any_heartbeat(
@@ -208,7 +208,7 @@ async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path
             "bad-token": f"{tokens.file(mine).read_text()}x",
         }.items():
             tokens.file(others).write_text(text)
-            async with agents_again(world, tokens, others):
+            async with restarted_agents(world, tokens, others):
 
                 async def is_refused(reason: str = reason) -> bool:
                     return reason in await refusals(world)
@@ -234,7 +234,7 @@ async def test_a_token_that_names_its_pod_alone_is_of_the_node_that_the_pod_is_o
         assert NODE_NAME not in extra
         await world.start(taking(tokens))
 
-        async with agents_again(world, tokens, node):
+        async with restarted_agents(world, tokens, node):
             await world.wait_gpu(
                 node, 0, lambda gpu: gpu["source"] == "agent", "comes from the agent"
             )
@@ -280,7 +280,7 @@ async def test_a_token_whose_pod_is_gone_is_refused(world: World, tmp_path: Path
         tokens.file(node).write_text(await tokens.issue(node))
         await world.client.delete(pod(f"idlegpu-agent-{node}", 0, namespace="idlegpu-agent"))
         await world.start(taking(tokens))
-        async with agents_again(world, tokens, node):
+        async with restarted_agents(world, tokens, node):
 
             async def is_refused() -> bool:
                 return "bad-token" in await refusals(world)

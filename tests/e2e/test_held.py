@@ -101,7 +101,7 @@ async def assumed_on(world: World, node: str) -> int:
     return int(shown["resources"][GPU]["assumed"])
 
 
-async def forgotten(world: World, node: str) -> None:
+async def wait_nothing_assumed(world: World, node: str) -> None:
     """Wait until no pod is assumed on a node."""
 
     async def is_so() -> bool:
@@ -136,7 +136,7 @@ async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
     async with holding(world) as binder:
         await world.client.create_all(pods)
         await binder.holds(pods)
-        await forgotten(world, left)
+        await wait_nothing_assumed(world, left)
 
         assert await world.place(pod("other")) == left
 
@@ -154,7 +154,7 @@ async def test_a_whole_gpu_that_is_held_goes_to_no_other_pod_although_it_counts_
     async with holding(world) as binder:
         await world.client.create_all(pods)
         await binder.holds(pods)
-        await forgotten(world, only)
+        await wait_nothing_assumed(world, only)
         await world.client.create(other)
 
         assert "1 Insufficient nvidia.com/gpu" in await world.client.wait_unschedulable(other)

@@ -61,7 +61,7 @@ def spreading(name: str, **more: Any) -> Object:
     return pod(name, labels=APP, topologySpreadConstraints=[SPREAD_ZONES], **more)
 
 
-def drawn_elsewhere(name: str) -> Object:
+def preferring_favoured(name: str) -> Object:
     """Build a pod whose soft constraints all prefer the favoured nodes and their zone."""
     preferred = [
         {
@@ -99,7 +99,7 @@ async def test_wishes_decide_among_equal_nodes_though_few_of_them_are_named(worl
     await label(world, {nodes[2]: {FAVOURED: "yes"}})
 
     placed = [await world.place(spreading(f"pod-{number}")) for number in range(4)]
-    drawn = drawn_elsewhere("drawn")
+    drawn = preferring_favoured("drawn")
     del drawn["spec"]["topologySpreadConstraints"]
 
     assert zones_of(placed, zones) == {"a": 2, "b": 2}
@@ -115,7 +115,7 @@ async def test_preferred_affinity_and_a_taint_to_avoid_decide_among_equal_nodes(
     await avoid(world, first)
 
     assert await world.place(pod("stock")) in (second, third)
-    assert await world.place(drawn_elsewhere("drawn")) == third
+    assert await world.place(preferring_favoured("drawn")) == third
 
 
 async def test_a_small_difference_in_load_is_less_than_soft_zone_spread(world: World) -> None:
@@ -155,7 +155,7 @@ async def test_idle_against_busy_never_loses_to_all_wishes_together(
     await avoid(world, idle)
     await world.fill_host(idle)
 
-    assert await world.place(drawn_elsewhere("drawn")) == idle
+    assert await world.place(preferring_favoured("drawn")) == idle
 
 
 async def test_a_preferred_model_outweighs_soft_zone_spread(world: World) -> None:
@@ -164,7 +164,7 @@ async def test_a_preferred_model_outweighs_soft_zone_spread(world: World) -> Non
     await label(world, {favoured: {ZONE: "a"}, other: {ZONE: "b", FAVOURED: "yes"}})
     assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == favoured
 
-    wants = drawn_elsewhere("wants")
+    wants = preferring_favoured("wants")
     wants["metadata"]["annotations"]["idlegpu.io/prefer-models"] = "H100"
 
     assert await world.place(wants) == favoured

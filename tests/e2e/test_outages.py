@@ -109,7 +109,7 @@ async def test_pods_wait_for_an_extender_that_may_not_be_ignored(world: World) -
     assert await world.bound([patient]) == [quiet]
 
 
-async def stop_kindly(extender: ServerProcess) -> None:
+async def stop_gracefully(extender: ServerProcess) -> None:
     await extender.stop()
     assert "exit status 0" in extender.describe()
 
@@ -119,7 +119,7 @@ async def kill(extender: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [pytest.param(stop_kindly, id="SIGTERM"), pytest.param(kill, id="SIGKILL")]
+    "end", [pytest.param(stop_gracefully, id="SIGTERM"), pytest.param(kill, id="SIGKILL")]
 )
 async def test_an_extender_restarted_under_load_costs_no_pod(
     world: World, end: Callable[[ServerProcess], Awaitable[None]]

@@ -28,7 +28,7 @@ GIVEN_BACK: Final = "pod group is unschedulable"
 """Message of kube-scheduler for a pod with a node whose group is incomplete."""
 
 
-async def counts_nowhere(world: World, name: str) -> None:
+async def wait_nothing_assumed(world: World, name: str) -> None:
     """Wait until no pod is assumed on a node."""
 
     async def is_so() -> bool:
@@ -157,7 +157,7 @@ async def test_a_group_that_is_deleted_counts_nowhere(world: World) -> None:
     await given_back(world, pods)
 
     await end(world, pods)
-    await counts_nowhere(world, name)
+    await wait_nothing_assumed(world, name)
 
 
 async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
@@ -176,7 +176,7 @@ async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
 
         await world.client.patch(node(name), {"metadata": {"labels": {"x": str(sum(tried))}}})
         await wait_for(is_tried, "kube-scheduler tries the group again")
-    await counts_nowhere(world, name)
+    await wait_nothing_assumed(world, name)
 
 
 async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World) -> None:
@@ -215,7 +215,7 @@ async def test_a_group_that_is_tried_on_each_rack_counts_where_it_goes_and_nowhe
     await given_back(world, more)
     assert await world.count_bound(more) == 0
     for name in (*racks["a"], *racks["b"]):
-        await counts_nowhere(world, name)
+        await wait_nothing_assumed(world, name)
 
 
 async def test_a_group_evicts_no_more_than_it_needs_without_our_being_asked_whom(

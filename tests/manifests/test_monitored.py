@@ -107,8 +107,8 @@ async def test_each_query_has_a_true_answer_before_and_after_the_first_pods(
     empty = {queries[name] for name, values in fresh.items() if not values}
     assert [query for query in empty if not any(map(query.__contains__, NO_SERIES_YET))] == []
 
-    await have_work_done(watched)
-    await have_trouble(watched)
+    await cause_work(watched)
+    await cause_faults(watched)
 
     async def all_numbers() -> bool:
         return not await without_number(watched, queries)
@@ -119,11 +119,11 @@ async def test_each_query_has_a_true_answer_before_and_after_the_first_pods(
     assert await without_number(watched, queries) == set()
 
     async def are_moved() -> bool:
-        return await unmoved(watched) <= set(STILL)
+        return await always_zero(watched) <= set(STILL)
 
     with suppress(TimeoutError):
         await wait_for(are_moved, "what happened is counted")
-    assert await unmoved(watched) <= set(STILL)
+    assert await always_zero(watched) <= set(STILL)
 
 
 async def without_number(watched: Watched, queries: dict[str, str]) -> set[str]:
@@ -132,7 +132,7 @@ async def without_number(watched: Watched, queries: dict[str, str]) -> set[str]:
     return {name for name, values in found.items() if all(map(math.isnan, values))}
 
 
-async def unmoved(watched: Watched) -> set[str]:
+async def always_zero(watched: Watched) -> set[str]:
     """Return the queried metrics that were always 0."""
     queries = {
         name: f'max(max_over_time({{__name__=~"{name}(_count)?"}}[10m])) != 0'
@@ -142,7 +142,7 @@ async def unmoved(watched: Watched) -> set[str]:
     return {name for name, values in (await watched.answers(queries)).items() if not values}
 
 
-async def have_work_done(watched: Watched) -> None:
+async def cause_work(watched: Watched) -> None:
     """Place pods: some are bound, one fits no node, one has an invalid annotation."""
     world = watched.world
     worded = pod("badly-worded", annotations={"idlegpu.io/strategy": "sideways"})
@@ -166,7 +166,7 @@ async def bind_without_a_call(world: World) -> None:
     await world.client.request("POST", "/api/v1/namespaces/default/pods/unasked/binding", binding)
 
 
-async def have_trouble(watched: Watched) -> None:
+async def cause_faults(watched: Watched) -> None:
     """Cause the faults that the alerts report."""
     services = watched.world.services
     watched.let_xid_happen()
@@ -192,16 +192,16 @@ async def have_trouble(watched: Watched) -> None:
         watched.tokens.file,
         reports=watched.tokens.reporting(),
     ):
-        await moved(watched, 'idlegpu_source_failures_total{source="agents"}')
+        await wait_nonzero(watched, 'idlegpu_source_failures_total{source="agents"}')
     # A setting that waits for a restart, and then an invalid file.
     fewer = merged(watched.settings, {"max_connections": 999})
     services.extender.write(fewer)
-    await moved(watched, "idlegpu_settings_restart_needed")
+    await wait_nonzero(watched, "idlegpu_settings_restart_needed")
     services.extender.write(merged(fewer, {"max_connections": "many"}))
-    await moved(watched, "idlegpu_settings_file_bad")
+    await wait_nonzero(watched, "idlegpu_settings_file_bad")
 
 
-async def moved(watched: Watched, metric: str) -> None:
+async def wait_nonzero(watched: Watched, metric: str) -> None:
     """Wait until Prometheus has a nonzero value of a metric."""
 
     async def is_seen() -> bool:

@@ -84,7 +84,7 @@ class Truth:
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    def arrive_astray(self) -> None:
+    def deliver_stray(self) -> None:
         """Deliver the oldest of the messages that were given up."""
         if self.stray:
             to, body = self.stray.pop(0)
@@ -279,7 +279,7 @@ class Replica:
         return self.bypassed_pods.report().unjudged
 
 
-def meet(truth: Truth, *clocks_ahead: float) -> list[Replica]:
+def start_replicas(truth: Truth, *clocks_ahead: float) -> list[Replica]:
     """Start replicas with different clocks, and let them exchange messages for a while."""
     started = [
         truth.start(number, clock_ahead=ahead) for number, ahead in enumerate(clocks_ahead, 1)

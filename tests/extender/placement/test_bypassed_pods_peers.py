@@ -10,7 +10,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.effects.peer_link import MAX_QUEUE
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS
 from extender.placement.request_log import FILTER, PRIORITIZE
-from tests.extender.placement.peers_by_hand import GRACE_SECONDS, Replica, Truth, meet
+from tests.extender.placement.peers_by_hand import GRACE_SECONDS, Replica, Truth, start_replicas
 
 SILENT_SECONDS = 10.0
 """Time after which a replica without an address counts as gone."""
@@ -30,7 +30,7 @@ def results(*replicas: Replica) -> list[tuple[list[str], int]]:
 
 
 def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) -> None:
-    replicas = meet(truth, 0.0, 5000.0)
+    replicas = start_replicas(truth, 0.0, 5000.0)
     pod = truth.create("p")
     truth.talk()
     truth.bind(pod)
@@ -41,7 +41,7 @@ def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) ->
 
 @pytest.mark.parametrize("late_seconds", [0.5, 5.0, MAX_WAIT_SECONDS - 1.0])
 def test_replica_that_reports_late_is_waited_for(truth: Truth, late_seconds: float) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     near.send(far.address)
     far.send(near.address)  # before the request, and the message arrives long after
     pod = truth.create("p")
@@ -62,7 +62,7 @@ def test_replica_that_reports_late_is_waited_for(truth: Truth, late_seconds: flo
 
 
 def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
     for step in range(30):  # all messages are slow now, so none shows that others are late
@@ -81,7 +81,7 @@ def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: Truth) -
 
 
 def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     asked, unasked = truth.create("asked"), truth.create("unasked")
     truth.talk()
     far.answer_all(asked)
@@ -96,7 +96,7 @@ def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: Truth) -> N
 
 
 def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pods = [truth.create("asked"), truth.create("unasked")]
     truth.talk()
     far.answer_all(pods[0])
@@ -108,7 +108,7 @@ def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: Truth) -> None:
 
 
 def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     others, pod = truth.create("others"), truth.create("p")
     truth.talk()
     near.answer_all(pod)
@@ -121,7 +121,7 @@ def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
 def test_what_a_dead_replica_was_asked_accuses_no_pod(truth: Truth, *, is_replaced: bool) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     truth.talk()
     far.answer_all(pod)
@@ -141,7 +141,7 @@ def test_what_a_dead_replica_was_asked_accuses_no_pod(truth: Truth, *, is_replac
 def test_after_a_replica_is_gone_the_others_judge_new_pods(
     truth: Truth, *, is_replaced: bool
 ) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     far.is_running = False
     del truth.listed[far.address]
     if is_replaced:
@@ -156,7 +156,7 @@ def test_after_a_replica_is_gone_the_others_judge_new_pods(
 
 
 def test_what_a_replica_was_asked_before_its_first_message_accuses_no_pod(truth: Truth) -> None:
-    (near,) = meet(truth, 0.0)
+    (near,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     truth.talk()
     far = truth.start(2, clock_ahead=-50.0)
@@ -168,7 +168,7 @@ def test_what_a_replica_was_asked_before_its_first_message_accuses_no_pod(truth:
 
 
 def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Truth) -> None:
-    (near,) = meet(truth, 0.0)
+    (near,) = start_replicas(truth, 0.0)
     far = truth.start(2)
     truth.talk(without=(far,))
     pod = truth.create("p")
@@ -185,7 +185,7 @@ def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Tru
 def test_replica_that_is_asked_still_when_it_has_no_address_any_more_is_waited_for(
     truth: Truth,
 ) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     del truth.listed[far.address]
     near.look_up()
     truth.wait(2.1)
@@ -208,7 +208,7 @@ def test_replica_that_is_asked_still_when_it_has_no_address_any_more_is_waited_f
 
 
 def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     near.is_running = False
     again = truth.start(1, life=1, clock_ahead=-1e6)  # by its clock the old marks are in the future
     again.look_up()
@@ -235,7 +235,7 @@ def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
 
 
 def test_what_a_replica_could_not_report_for_too_long_accuses_no_pod(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
     far.answer_all(pod)
@@ -249,7 +249,7 @@ def test_what_a_replica_could_not_report_for_too_long_accuses_no_pod(truth: Trut
 
 
 def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: Truth) -> None:
-    (far,) = meet(truth, 0.0)
+    (far,) = start_replicas(truth, 0.0)
     near = truth.start(2)
     pod = truth.create("p")
     near.see_all()
@@ -266,7 +266,7 @@ def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: Tr
 def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
     truth: Truth,
 ) -> None:
-    (near,) = meet(truth, 0.0)
+    (near,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     truth.talk()
     far = truth.start(2)
@@ -287,7 +287,7 @@ def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
 def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_about_before(
     truth: Truth,
 ) -> None:
-    (far,) = meet(truth, 0.0)
+    (far,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     far.see_all()
     far.answer_all(pod)
@@ -303,7 +303,7 @@ def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_abou
 def test_watch_that_is_late_makes_no_pod_younger_than_the_replica_that_was_lost(
     truth: Truth,
 ) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     far.answer_all(pod)
     far.is_running = False
@@ -340,7 +340,7 @@ def test_clocks_that_differ_accuse_no_pod_that_was_asked_about(
 
 
 def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
     far.send(near.address)
@@ -359,7 +359,7 @@ def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: Truth) ->
 
 
 def test_answers_of_two_replicas_whose_order_is_not_known_accuse_no_pod(truth: Truth) -> None:
-    near, far = meet(truth, 0.0, 0.0)
+    near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     far.answer(pod, "filter", choices=0)
     truth.wait(0.5)
@@ -388,7 +388,7 @@ class Chance:
     def __init__(self, random: Random) -> None:
         self.truth = Truth()
         self.random = random
-        self.started = meet(self.truth, *(random.uniform(-1e4, 1e4) for _ in range(2)))
+        self.started = start_replicas(self.truth, *(random.uniform(-1e4, 1e4) for _ in range(2)))
         self.waiting: list[PodRecord] = []
         self.count = 0
 
@@ -400,7 +400,7 @@ class Chance:
             self.place: 4,
             self.start: 0.2,
             self.move: 8,
-            self.truth.arrive_astray: 1,
+            self.truth.deliver_stray: 1,
             self.wait: 2,
             self.talk: 4,
         }

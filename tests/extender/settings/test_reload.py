@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_settle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait only briefly for the file to settle; test_settings_file tests that."""
     monkeypatch.setattr(reload, "SETTLE_SECONDS", 0.02)
     monkeypatch.setattr(settings_file, "STEP_MILLISECONDS", 20)

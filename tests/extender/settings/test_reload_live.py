@@ -284,7 +284,7 @@ async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _logging_as_before() -> Iterator[None]:
+def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -293,7 +293,7 @@ def _logging_as_before() -> Iterator[None]:
     logging.captureWarnings(capture=False)
 
 
-@pytest.mark.usefixtures("_logging_as_before")
+@pytest.mark.usefixtures("_restore_logging")
 async def test_log_is_written_as_is_set_now(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
         logs.configure(LogLevel.INFO, LogFormat.JSON)

@@ -6,6 +6,6 @@ from extender.sources.agents import source
 
 
 @pytest.fixture(autouse=True)
-def _looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "ROUTINE_SECONDS", 0.2)
     monkeypatch.setattr(source, "SWEEP_SECONDS", 0.1)
