@@ -255,10 +255,10 @@ async def swarm(options: argparse.Namespace) -> None:
     async with asyncio.TaskGroup() as group:
         for name, frames in made.items():
             group.create_task(keep(links, name, frames, options, how), name=name)
-        group.create_task(talk(links, options), name="talk")
+        group.create_task(send_updates(links, options), name="send updates")
 
 
-async def talk(links: dict[str, Link], options: argparse.Namespace) -> None:
+async def send_updates(links: dict[str, Link], options: argparse.Namespace) -> None:
     """Send heartbeats and updates, spread evenly over time and nodes."""
     beats = changes = 0.0
     at, turn = time.monotonic(), 0

@@ -115,7 +115,7 @@ def measure(
     return Span(seconds=seconds, cpu_seconds=taken, reports=reports(world) - before)
 
 
-def rest(world: World) -> Span:
+def measure_idle(world: World) -> Span:
     """Measure the extender's resource use without requests."""
     pid = world.extender_pid
     before, cpu, began = reports(world), cpu_seconds(pid), time.perf_counter()
@@ -178,7 +178,7 @@ def run(
             place_and_free(scheduler, KEPT, running)
         time.sleep(SETTLE_SECONDS)
         mib = world.memory().rss_mib
-        rests = [rest(world)]
+        rests = [measure_idle(world)]
         spans = [measure(world, phases[0], running, scheduler, options)]
         seconds, cpu = connect(
             world,
@@ -187,7 +187,7 @@ def run(
             lambda: place_and_free(scheduler, KEPT, running),
         )
         time.sleep(SETTLE_SECONDS)
-        rests.append(rest(world))
+        rests.append(measure_idle(world))
         spans.append(measure(world, phases[1], running, scheduler, options))
         figures = {
             "connect seconds": seconds,

@@ -132,7 +132,7 @@ class Viewer:
             elif self._view == "decisions":
                 path = f"decisions?brief=true&limit={LISTED_DECISIONS}"
                 self._show(reversed(orjson.loads(await self._ask(path) or "{}")["decisions"]))
-                group.create_task(self._ask_why())
+                group.create_task(self._request_reasons())
 
     async def _listen(self) -> None:
         """Read the stream to its end."""
@@ -195,7 +195,7 @@ class Viewer:
         while len(self._in_sight) > ROWS:
             del self._in_sight[next(iter(self._in_sight))]
 
-    async def _ask_why(self) -> None:
+    async def _request_reasons(self) -> None:
         """Request the reasons of the visible runners-up."""
         while True:
             rested = time.monotonic() - REST_SECONDS

@@ -86,9 +86,9 @@ class Bench:
         is_extended = shortlist is not None
         async with AsyncExitStack() as stack:
             if shortlist is None:
-                stack.enter_context(_halted())
+                stack.enter_context(_stopped_extender())
             else:
-                await self._have_extender(shortlist)
+                await self._ensure_extender(shortlist)
             before, after, times = await self._time(stack, scheduler, is_extended=is_extended)
         change = Change(before=before, after=after)
         if config["extenders"]:
@@ -113,7 +113,7 @@ class Bench:
             As `run`.
         """
         async with AsyncExitStack() as stack:
-            stack.enter_context(_halted())
+            stack.enter_context(_stopped_extender())
             server = trivial_process(self.plane.folder, shortlist)
             stack.callback(server.kill)
             await server.start()
@@ -141,7 +141,7 @@ class Bench:
         times = await self._place(scheduler, "run", self.pods)
         return before, await self._metrics(scheduler, is_extended=is_extended), times
 
-    async def _have_extender(self, shortlist: int) -> None:
+    async def _ensure_extender(self, shortlist: int) -> None:
         """Wait until the extender runs, knows all nodes, pods and GPUs, and has read the past."""
         settings = {"prometheus": {"url": self.prometheus_url}, "wire": {"shortlist": shortlist}}
         is_new = not self.extender.process.is_running
@@ -279,7 +279,7 @@ def series(name: str, labels: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _halted() -> Iterator[None]:
+def _stopped_extender() -> Iterator[None]:
     """Stop the extender and its workers by SIGSTOP while the context is open."""
     pids = _extenders()
     for pid in pids:

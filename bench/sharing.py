@@ -284,7 +284,7 @@ def main() -> int:
         options.name,
         "A day of sharing GPUs",
         rows=[
-            {"regime": regime, "placement": name, **shown, **_way_gone(found, regime, shown)}
+            {"regime": regime, "placement": name, **shown, **_position(found, regime, shown)}
             for (regime, name), shown in found.items()
         ],
         bounds=bounds(found, f"strategy {Policy().strategy}") if is_whole else [],
@@ -302,7 +302,7 @@ def main() -> int:
     return 0 if is_met else 1
 
 
-def _way_gone(
+def _position(
     found: Mapping[tuple[str, str], Mapping[str, float]], regime: str, shown: Mapping[str, float]
 ) -> dict[str, str]:
     """Return a policy's position between LeastAllocated (0) and the clairvoyant (1)."""
