@@ -7,9 +7,8 @@ from typing import Final, Protocol
 from extender.core.devices.readings import DeviceInfo, DeviceKey
 from extender.core.nodes.snapshot import Snapshot
 from extender.fleet.fleet import Fleet
-from extender.insight.device_order import order_of
 from extender.insight.short_memory import ShortMemory
-from extender.insight.views import Json
+from extender.insight.views import Json, order_of
 
 
 def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> list[int]:

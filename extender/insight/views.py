@@ -1,15 +1,24 @@
 """JSON-ready records of nodes, GPUs and decisions, from the same numbers that decisions use."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from extender.answers.decisions import Domain, Group, NodeSummary, Request
-from extender.answers.fleet import Gpu, Node, NodeAnswer, ResourceCounts, SourceAnswer
+from extender.answers.fleet import (
+    ForeignProcessAnswer,
+    Gpu,
+    Node,
+    NodeAnswer,
+    ResourceCounts,
+    SourceAnswer,
+    StateCounts,
+)
 from extender.answers.verdicts import DeviceAnswer, FactorAnswer, PartAnswer, VerdictAnswer
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
@@ -18,18 +27,24 @@ from extender.core.decision.group_fit import GroupFit
 from extender.core.decision.health_causes import ill_health, shown_by
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, device_states
 from extender.core.devices.gpu_models import model_name
-from extender.core.devices.readings import DeviceInfo, Signal
+from extender.core.devices.readings import DeviceInfo, ForeignProcess, Signal
 from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest_values import MEMORY_SIGNALS
-from extender.insight.device_order import order_of
-from extender.insight.gpu_state import counts, foreign_view, shown_state
 from extender.placement.history import DecisionRecord
 from extender.server.json_answers import moment
-from extender.server.redaction import OfPod, namespace_of, of_pod, pod_key, pod_name
+from extender.server.redaction import (
+    NO_NAMESPACE,
+    OfPod,
+    namespace_of,
+    of_pod,
+    pod_key,
+    pod_name,
+    redactable,
+)
 
 Json = dict[str, object]
 
@@ -104,7 +119,7 @@ def _gpu(
         gpu_instance_id=info.gpu_instance_id,
         mig_profile=info.mig_profile,
         model=model_name(info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, "")),
-        state=shown_state(state, freshness, pool_row.assumed[slot]),
+        state=_shown_state(state, freshness, pool_row.assumed[slot]),
         why=health
         if state == "unhealthy"
         else _why(fleet, snapshot, row, state, counted) + besides,
@@ -126,7 +141,7 @@ def _gpu(
         assumed=pool_row.assumed[slot],
         tenants=list(map(pod_key, fleet.tenants_of(row))),
         signals=signals,
-        foreign_processes=foreign_view(fleet.foreign_on(info)),
+        foreign_processes=_foreign_view(fleet.foreign_on(info)),
     )
 
 
@@ -238,7 +253,7 @@ def _node_view(
     fleet: Fleet, snapshot: Snapshot, name: str, gpus: list[Gpu], assumed: Mapping[str, int]
 ) -> Node:
     record = fleet.nodes[name]
-    whole, instances = counts(gpus)
+    whole, instances = _counts(gpus)
     return Node(
         name=name,
         model=next((gpu.model for gpu in gpus if gpu.model), ""),
@@ -431,4 +446,76 @@ def _device_view(device: DeviceVerdict) -> DeviceAnswer:
             )
             for name, origin in device.signals.items()
         },
+    )
+
+
+def _foreign_view(processes: Sequence[ForeignProcess]) -> list[ForeignProcessAnswer]:
+    """Return processes for an answer, redacted: a process outside Kubernetes is in no namespace."""
+    views = [
+        ForeignProcessAnswer(
+            pid=one.pid,
+            name=one.name,
+            memory_bytes=one.memory_bytes,
+            started_at=None if one.started_at is None else moment(one.started_at),
+            pod=one.pod,
+            container=one.container,
+        )
+        for one in processes
+    ]
+    return redactable(NO_NAMESPACE, views, []) if views else views
+
+
+def _shown_state(state: str, freshness: str, assumed: int) -> str:
+    """Return a device's state for people: stale or unknown without a fresh reading.
+
+    Args:
+        state: its state in decisions.
+        freshness: freshness of its readings: fresh, stale or missing.
+        assumed: number of pods placed on it that readings do not show yet.
+
+    Example:
+        >>> _shown_state("busy", "stale", 0), _shown_state("busy", "stale", 1)
+        ('stale', 'busy')
+    """
+    is_busy_by_reading = state == "busy" and not assumed
+    if freshness == "fresh" or not (state == "unknown" or is_busy_by_reading):
+        return state
+    return "stale" if freshness == "stale" else "unknown"
+
+
+def _counts(gpus: Iterable[Gpu]) -> tuple[StateCounts, StateCounts]:
+    """Count GPUs, and MIG instances, by state: each device once. A stale device is unknown."""
+    whole, instances = StateCounts(), StateCounts()
+    for gpu in gpus:
+        kind = "unknown" if gpu.state == "stale" else gpu.state
+        if kind == "idle" and gpu.replicas_used:
+            kind = "held_idle"
+        found = instances if gpu.mig_profile else whole
+        setattr(found, kind, getattr(found, kind) + 1)
+    return whole, instances
+
+
+class OrderedDevice(Protocol):
+    """A device with the fields that determine its position."""
+
+    @property
+    def index(self) -> int | None:
+        """Index on the node; None if unknown."""
+
+    @property
+    def uuid(self) -> str:
+        """UUID of the card, "" if unknown."""
+
+    @property
+    def gpu_instance_id(self) -> str:
+        """GPU instance id of a MIG instance, "" for a whole card."""
+
+
+def order_of(device: OrderedDevice) -> tuple[int, str, int]:
+    """Return a device's sort key: by card index, UUID, then MIG instance."""
+    text = device.gpu_instance_id
+    return (
+        device.index if device.index is not None and device.uuid else 1 << 30,
+        device.uuid,
+        int(text) if text.isascii() and text.isdecimal() else -1,
     )

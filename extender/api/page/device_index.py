@@ -15,10 +15,9 @@ from extender.core.nodes.labels import POOL_LABELS
 from extender.core.nodes.snapshot import NO_DEVICE, Pool, Rows, Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.device_order import order_of
 from extender.insight.last_hour import NOTHING
 from extender.insight.short_memory import Small
-from extender.insight.views import PRODUCT_LABEL
+from extender.insight.views import PRODUCT_LABEL, order_of
 
 Words = npt.NDArray[np.uint16]
 _Item = TypeVar("_Item")

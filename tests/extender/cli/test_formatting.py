@@ -15,7 +15,7 @@ MODULES = (
     "extender.cli.remote.transports",
     "extender.insight.scheduler_message",
     "extender.insight.holders",
-    "extender.insight.gpu_state",
+    "extender.insight.views",
 )
 
 
