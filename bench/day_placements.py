@@ -14,7 +14,8 @@ from typing_extensions import override  # `override` is in `typing` from Python 
 
 from bench.day_pods import NODES, SHARED, SHARED_GPU, WHOLE
 from bench.day_run import FleetDay
-from bench.sharing_day import NO_POD, Day, Placement
+from bench.sharing import Blind
+from bench.sharing_day import NO_POD, Day
 from bench.traces import Floats
 from bench.virtual_cluster import GPU, NAMESPACE, START, VirtualCluster
 from extender.core.devices.readings import Signal
@@ -46,7 +47,7 @@ def points(day: FleetDay, pod: int, nodes: Sequence[int]) -> Floats:
     return default_scores(*day.shares(nodes, pod), *day.shares(nodes))
 
 
-class KubeScheduler(Placement):
+class KubeScheduler(Blind):
     """Policy that chooses the node with the highest score; ties are random.
 
     Args:
@@ -68,18 +69,6 @@ class KubeScheduler(Placement):
     def highest(self, nodes: Sequence[int], scores: Floats) -> int:
         """Return a random node of those with the highest score."""
         return int(self._draws.choice(np.asarray(nodes)[scores == scores.max()]))
-
-    @override
-    def start(self, day: Day, pod: int, node: int) -> None:
-        """Ignore the start of a pod."""
-
-    @override
-    def end(self, day: Day, pod: int, *, is_failed: bool) -> None:
-        """Ignore the end of a pod."""
-
-    @override
-    def step(self, day: Day) -> None:
-        """Ignore the devices' readings."""
 
 
 class WithIdlegpu(KubeScheduler):

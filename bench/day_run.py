@@ -147,6 +147,9 @@ class FleetDay(Day):
     def pass_step(self, placement: Placement) -> list[int]:
         """Advance by one step; pods that have been on a broken card for half a minute fail."""
         failed = super().pass_step(placement)
+        # Pods that have just ended are not active any more.
+        is_empty = (self.slots == NO_POD).all(axis=1)
+        self.utilization[is_empty] = self.foreign.utilization[self.at, is_empty]
         since = self.at - DIES_AFTER_STEPS
         long_broken = self.broken[max(since, 0) : self.at + 1].all(axis=0)
         for pod in np.unique(self.slots[long_broken]).tolist():

@@ -93,6 +93,16 @@ def test_a_broken_card_ends_its_pod_after_half_a_minute() -> None:
     assert day.millicores.sum() == day.progress[0] == 0
 
 
+def test_a_gpu_is_at_rest_once_its_pod_has_ended() -> None:
+    day, placement = quiet(few(1)), KubeScheduler(0)
+    day.place(placement, 0)
+    day.progress[0] = day.pods.alone[0] - 1.0
+
+    assert day.pass_step(placement) == []
+    assert (day.slots == NO_POD).all()
+    assert day.utilization.sum() == day.memory_bytes.sum() == 0
+
+
 @pytest.mark.parametrize("fault", ["broken", "foreign"])
 def test_idlegpu_avoids_what_kube_scheduler_prefers(fault: str) -> None:
     day = quiet(few(5))
