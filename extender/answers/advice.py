@@ -24,7 +24,7 @@ class Rules(Answer):
 
 
 class SampledUse(Answer):
-    """Use that samples show of a card, or of the busiest GPU of a pod.
+    """Sampled use of a card, or of a pod's busiest GPU.
 
     Attributes:
         activity_ratio: activity that 19 of 20 samples do not exceed, from 0 to 1.

@@ -52,7 +52,7 @@ _MAX_BODY: Final = 1 << 20
 
 
 async def read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
-    """Read the Pod object in a request's body; return the error answer if it is no usable one."""
+    """Read the Pod object in a request's body; return an error answer if it is invalid."""
     body = bytearray()
     async for part in request.content.iter_any():
         body += part
