@@ -414,7 +414,7 @@ async def test_a_list_that_repeats_a_page_fails(kube: FakeKube, tmp_path: Path) 
         assert len([resource for resource, _ in kube.lists if resource == "nodes"]) <= 4
 
 
-@pytest.mark.parametrize("limit", ["MAX_PAGES", "MAX_OBJECTS"])
+@pytest.mark.parametrize("limit", ["_MAX_PAGES", "_MAX_OBJECTS"])
 async def test_an_endless_list_fails(
     kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
