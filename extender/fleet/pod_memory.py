@@ -20,7 +20,7 @@ _SAMPLE_SECONDS: Final = 50.0
 """Minimum time between two samples. Agents report once a minute."""
 
 MOST_ALIKE: Final = 8
-"""Maximum number of similar pods whose memory is remembered: the last ones."""
+"""Maximum number of similar pods whose memory is remembered."""
 
 MOST_KEYS: Final = 4096
 """Maximum number of keys of similar pods."""
@@ -72,22 +72,25 @@ class _Seen:
 class SimilarPods:
     """Memory that pods were measured to use on a device, for similar pods.
 
-    The last few pods count, including ended ones.
+    The few pods that started last count, including ended ones, in whatever order they are
+    recorded: replicas that see the same pods must expect the same memory.
     """
 
     def __init__(self) -> None:
-        self._used: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+        # By key and UID: start of the pod, seconds since the epoch, and its maximum in bytes.
+        self._used: OrderedDict[str, dict[str, tuple[float, int]]] = OrderedDict()
 
     def note(self, pod: PodRecord, used_bytes: int) -> None:
         """Record the current memory of a pod; its maximum counts."""
         if used_bytes <= 0:
             return
         for key in pod.kin:
-            used = self._used.setdefault(key, OrderedDict())
+            used = self._used.setdefault(key, {})
             self._used.move_to_end(key)
-            used[pod.uid] = max(used_bytes, used.get(pod.uid, 0))
+            _, before = used.get(pod.uid, (0.0, 0))
+            used[pod.uid] = (pod.started_at or 0.0, max(used_bytes, before))
             if len(used) > MOST_ALIKE:
-                used.popitem(last=False)
+                del used[min(used, key=lambda uid: (used[uid][0], uid))]
         while len(self._used) > MOST_KEYS:
             self._used.popitem(last=False)
 
@@ -119,7 +122,7 @@ class SimilarPods:
         """Return the memory of each of the most similar pods in bytes, and the key they share."""
         for key in kin:
             if used := self._used.get(key):
-                return key, list(used.values())
+                return key, [count for _, count in used.values()]
         return None
 
 

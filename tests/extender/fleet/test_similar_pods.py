@@ -43,11 +43,15 @@ def test_expected_memory_is_rounded_up_by_a_quarter_at_most(used: int) -> None:
     assert used <= (like.expected(("ns/a",)) or 0) <= 1.25 * used
 
 
-def test_the_last_few_pods_count_and_the_last_keys() -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_the_pods_that_started_last_count_in_any_order_and_the_last_keys(step: int) -> None:
     like = SimilarPods()
-    like.note(pod("large", owner="Job a"), 60 << 30)
-    for number in range(MOST_ALIKE):
-        like.note(pod(f"small-{number}", owner="Job a"), 1 << 30)
+    pods = [
+        pod(f"pod-{number}", owner="Job a", started_at=float(number))
+        for number in range(2 * MOST_ALIKE)
+    ]
+    for one in 2 * pods[::step]:
+        like.note(one, (60 if one is pods[0] else 1) << 30)
     assert in_gib(like.expected(("ns/Job a",))) == 1
 
     for number in range(MOST_KEYS):
