@@ -170,7 +170,7 @@ def count_usable(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNe
     if node.host is None or not free:
         return free
     need, _ = needs.of(resource, node.host, row.allocatable)
-    return min(free, *_fits(row, need).values())
+    return min([free, *_fits(row, need).values()])
 
 
 def _fits(row: PoolRow, need: HostResources) -> dict[str, int]:

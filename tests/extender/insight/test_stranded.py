@@ -115,6 +115,17 @@ async def test_nodes_with_enough_left_or_closed_nodes_are_no_finding(
     assert (answer["stranded_gpus"], answer["stranded"]) == (0, [])
 
 
+@pytest.mark.parametrize("path", ["/v1/advice", "/v1/best", "/v1/defrag?gpus=8"])
+async def test_a_node_that_states_no_cpu_and_memory_costs_no_answer(
+    world: World, client: Client, path: str
+) -> None:
+    add(world, "empty", HostResources())
+
+    response = await client.get(path)
+
+    assert response.status == 200, await response.text()
+
+
 async def test_pods_of_other_namespaces_keep_their_names(
     world: World, aiohttp_client: MakeClient
 ) -> None:
