@@ -34,6 +34,9 @@ MOST_CONTAINERS: Final = 1000
 _MOST_QUANTITIES: Final = 5000
 """Limit for pods from an unknown sender: limits and requests of all containers together."""
 
+_MOST_JUDGED: Final = 16
+"""Containers with devices of a pod that are judged one by one: each takes time for every node."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceNames:
@@ -160,7 +163,8 @@ Containers = tuple[tuple[str, tuple[ContainerDevices, ...]], ...]
 def list_containers(pod: Mapping[str, object], names: ResourceNames) -> Containers:
     """List the containers with devices per GPU resource, in the order of admission by a kubelet.
 
-    Init containers come first, sidecars among them.
+    Init containers come first, sidecars among them. An init container that only uses the devices of
+    an earlier one again is left out, and so are the containers after the first `_MOST_JUDGED`.
 
     Example:
         >>> container = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
@@ -171,11 +175,21 @@ def list_containers(pod: Mapping[str, object], names: ResourceNames) -> Containe
     """
     spec = mapping_of(pod.get("spec"))
     found: dict[str, list[ContainerDevices]] = {}
+    reused: dict[str, set[int]] = {}  # counts of init containers whose devices are still passed on
     for kind in ("initContainers", "containers"):
         for container in objects_of(spec.get(kind)):
             ends = kind == "initContainers" and container.get("restartPolicy") != "Always"
             for name, count in _container_devices(container, names).items():
-                found.setdefault(name, []).append(ContainerDevices(count, ends))
+                earlier = reused.setdefault(name, set())
+                if not ends:
+                    earlier.clear()
+                elif count in earlier:
+                    continue
+                else:
+                    earlier.add(count)
+                containers = found.setdefault(name, [])
+                if len(containers) < _MOST_JUDGED:
+                    containers.append(ContainerDevices(count, ends))
     if all(len(containers) == 1 for containers in found.values()):
         return ()
     return tuple((name, tuple(containers)) for name, containers in found.items())

@@ -13,7 +13,7 @@ from extender.core.decision.scoring import GPU, UNITS
 from extender.core.devices.topology import SWITCH, UNKNOWN, DeviceSets, Place, device_sets
 from extender.core.nodes.topology_manager import Alignment, alignment_by, alignment_on
 from extender.core.policy import Strategy
-from extender.core.request.gpu_resources import ContainerDevices
+from extender.core.request.gpu_resources import ContainerDevices, ResourceNames, list_containers
 from testkit.builders import Node, busy, decide_on, gpu, node, ranking, rejected, request, score_of
 
 GPU_NAME = "nvidia.com/gpu"
@@ -279,6 +279,42 @@ def test_containers_are_refused_as_by_the_kubelets_own_procedure(
     needed = max(together, *(count for count, _ in containers))
     if (~held & 255).bit_count() >= needed:  # else kube-scheduler would not ask
         assert refuses(held, *containers) == is_refused
+
+
+def asking(containers: list[tuple[int, bool]]) -> dict[str, object]:
+    """Build a pod of containers with GPUs; those that pass devices on are init containers."""
+    spec: dict[str, list[object]] = {"initContainers": [], "containers": []}
+    for count, is_passed_on in containers:
+        container = {"resources": {"limits": {GPU_NAME: str(count)}}}
+        spec["initContainers" if is_passed_on else "containers"].append(container)
+    return {"spec": spec}
+
+
+@given(st.integers(0, 255), st.lists(st.integers(1, 4), min_size=2, max_size=8))
+def test_init_containers_that_only_use_devices_again_change_nothing(
+    held: int, inits: list[int]
+) -> None:
+    containers = [*((count, True) for count in inits), (1, False), (2, False)]
+    ((_, listed),) = list_containers(asking(containers), ResourceNames())
+
+    assert refuses(held, *containers) == refuses(held, *map(tuple, listed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("containers", "judged"),
+    [
+        pytest.param([*[(1, True)] * 999, (1, False)], 2, id="init containers"),
+        pytest.param([*[(1, True), (2, True)] * 499, (1, False)], 3, id="init containers by turns"),
+        pytest.param([(1, False)] * 1000, 16, id="containers"),
+        pytest.param([(count, True) for count in range(1, 1000)], 16, id="other counts"),
+    ],
+)
+def test_a_thousand_containers_are_not_judged_one_by_one(
+    containers: list[tuple[int, bool]], judged: int
+) -> None:
+    ((name, listed),) = list_containers(asking(containers), ResourceNames())
+
+    assert (name, len(listed)) == (GPU_NAME, judged)
 
 
 def test_restricted_refuses_pods_that_an_empty_node_would_align_and_no_others() -> None:
