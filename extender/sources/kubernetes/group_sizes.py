@@ -134,7 +134,7 @@ class GroupSizes:
         if record is not None:
             self._known[uid] = self._by_key[record.key] = record
             self._report(record.key, record.size)
-        elif before is not None and self._by_key[before.key].uid == uid:
+        elif before is not None and self._by_key.get(before.key) is before:
             del self._by_key[before.key]
             self._report(before.key, None)
 

@@ -116,6 +116,21 @@ def test_a_group_that_is_made_again_keeps_its_new_size() -> None:
     assert reported == {"team/coscheduling group a": 6}
 
 
+def test_two_objects_with_one_name_may_end_in_any_order() -> None:
+    reported: dict[str, int | None] = {}
+    sizes = GroupSizes(reported.__setitem__, lambda: NAMES, is_used=True)
+    feed = feed_of(sizes)
+    feed.put(pod_group("a", 4))
+    another = pod_group("a", 6)
+    another["metadata"]["uid"] = "another"
+
+    feed.put(another)
+    feed.drop(another)
+    feed.drop(pod_group("a", 4))
+
+    assert reported == {"team/coscheduling group a": None}
+
+
 async def test_no_group_object_is_watched_without_the_setting(tmp_path: Path) -> None:
     async with running_kube() as kube, watched_cluster(kube, tmp_path) as (source, _):
         assert not any("podgroups" in resource for resource in source.status)
