@@ -4,11 +4,16 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from agent.report import MAX_NAME, MAX_PROCESSES, Device, ForeignProcess, Place, Process
+from agent.report import (
+    MAX_DEVICE_PROCESSES,
+    MAX_NAME,
+    MAX_PROCESSES,
+    Device,
+    ForeignProcess,
+    Place,
+    Process,
+)
 from extender.runtime.terminal_escapes import plain_text
-
-_PER_DEVICE: Final = 4
-"""Processes named for each device: those with the most memory."""
 
 _MEMORY_STEP: Final = 256 << 20
 """Memory is rounded up to this step, so that small changes are not reported again."""
@@ -24,12 +29,12 @@ def foreign_processes(devices: Sequence[Device]) -> tuple[ForeignProcess, ...]:
     """
     ranked: list[tuple[int, ForeignProcess]] = []
     for number, device in enumerate(devices):
-        pids = () if device.foreign is None else device.foreign.pids
+        pids = frozenset(() if device.foreign is None else device.foreign.pids)
         if not pids:
             continue
         inside = [one for one in device.used_by or () if one.pid in pids]
         inside.sort(key=lambda one: (-(one.memory_bytes or 0), one.pid))
-        ranked += enumerate(_named(number, one) for one in inside[:_PER_DEVICE])
+        ranked += enumerate(_named(number, one) for one in inside[:MAX_DEVICE_PROCESSES])
     ranked.sort(key=lambda one: one[0])  # stable: the largest process of each device comes first
     return tuple(sorted((one for _, one in ranked[:MAX_PROCESSES]), key=lambda one: one.device))
 

@@ -45,6 +45,7 @@ _PROCESS_LISTS: Final = {
     ProcessList.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses",
 }
 _MIB: Final = float(1 << 20)
+_MOST_BYTES: Final = 1 << 50  # of a process: drivers answer nearly 2**64 for "not available"
 _METRICS: Final[Mapping[int, tuple[str, float]]] = MappingProxyType(
     {
         1: (Signal.GRAPHICS_ACTIVE, 0.01),
@@ -331,7 +332,7 @@ class Nvml:
         return tuple(
             ProcessUse(
                 pid=int(line.pid),
-                memory_bytes=None if line.usedGpuMemory is None else int(line.usedGpuMemory),
+                memory_bytes=_known_bytes(line.usedGpuMemory),
                 gpu_instance_id=(
                     None if line.gpuInstanceId == _NO_INSTANCE else int(line.gpuInstanceId)
                 ),
@@ -403,3 +404,8 @@ class NvmlEvents:
     def close(self) -> None:
         """Free the event set."""
         self._nvml.call("nvmlEventSetFree", self._set)
+
+
+def _known_bytes(used: int | None) -> int | None:
+    """Return the memory of a process, None if the driver does not know it."""
+    return None if used is None or not 0 <= used <= _MOST_BYTES else int(used)

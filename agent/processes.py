@@ -117,6 +117,6 @@ class ProcessTable:
         uptime = (small_file(f"{self._proc}/uptime") or "").partition(" ")[0]
         try:
             seconds = float(uptime) - ticks / _TICKS_PER_SECOND
-        except ValueError:
+            return float(round(self._now() - max(seconds, 0.0)))
+        except (ValueError, OverflowError):  # a faked file may be empty, or no finite number
             return None
-        return float(round(self._now() - max(seconds, 0.0)))

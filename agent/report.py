@@ -348,6 +348,9 @@ class Holders(_Record, frozen=True, kw_only=True):
 MAX_PROCESSES: Final = 64
 """Limit of foreign processes in an update: with their names they take 20 KiB."""
 
+MAX_DEVICE_PROCESSES: Final = 4
+"""Limit of foreign processes of one device: those with the most memory."""
+
 MAX_NAME: Final = 128
 """Longest name in a foreign process, in characters."""
 

@@ -39,4 +39,7 @@ def plain_text(text: str, most: int) -> str:
         >>> plain_text("python3\x1b[31m\u202e", 20)
         'python3�[31m�'
     """
-    return "".join(one if one.isprintable() else _REPLACED for one in text[:most])
+    shown = text[:most]
+    if shown.isprintable():  # nearly always, and ten times as fast
+        return shown
+    return "".join(one if one.isprintable() else _REPLACED for one in shown)

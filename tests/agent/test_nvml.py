@@ -286,9 +286,10 @@ def test_a_driver_before_510_lists_no_processes_but_other_reads_work(
     assert result.stdout.endswith("FunctionNotFound\n")
 
 
-def test_unreported_process_memory_is_unknown() -> None:
+@pytest.mark.parametrize("used", [None, (1 << 64) - 1, (1 << 64) - 2, -1], ids=str)
+def test_unreported_process_memory_is_unknown(used: int | None) -> None:
     replay = Replay()
-    line = SimpleNamespace(pid=5, usedGpuMemory=None, gpuInstanceId=3)
+    line = SimpleNamespace(pid=5, usedGpuMemory=used, gpuInstanceId=3)
     replay.instead["nvmlDeviceGetComputeRunningProcesses"] = lambda _: [line]
 
     (process,) = nvml_on(replay).processes(ProcessList.COMPUTE, replay.handle)

@@ -314,7 +314,8 @@ def test_the_start_of_a_process_is_counted_from_the_boot(tmp_path: Path) -> None
         return look_up(table, 5)[5].started_at
 
     assert started_at("300.25 1200.0\n") == round(5000 - 300.25 + 1000 / ticks)
-    assert started_at("nonsense") is None
+    for odd in ("", "nonsense", "nan 0", "inf 0", "1e999 0"):
+        assert started_at(odd) is None
 
 
 def test_a_process_that_ends_during_the_read_is_left_out(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from agent.report import (
     AGE,
     FOREIGN_MEMORY,
     FOREIGN_UTILIZATION,
+    MAX_DEVICE_PROCESSES,
     MAX_NAME,
     MAX_PROCESSES,
     MEAN,
@@ -237,7 +238,7 @@ def _shares_of(
 def _foreign_of(
     infos: tuple[DeviceInfo, ...], processes: Sequence[ReportedProcess], now: float
 ) -> ForeignProcesses:
-    """Return the foreign processes of each device, with names that are safe to show.
+    """Return the largest foreign processes of each device, with names that are safe to show.
 
     Raises:
         RefusedError: the processes are invalid.
@@ -260,13 +261,20 @@ def _foreign_of(
         process = ForeignProcess(
             pid=one.pid,
             name=plain_text(one.name, MAX_NAME),
-            memory_bytes=one.memory_bytes,
+            memory_bytes=None if (one.memory_bytes or 0) > _MAX_VALUE else one.memory_bytes,
             started_at=started_at if is_sane else None,
             pod=plain_text(one.pod, _MAX_POD),
             container=plain_text(one.container, MAX_NAME),
         )
         found[key] = (*found.get(key, ()), process)
-    return found
+    return {
+        key: tuple(sorted(some, key=_memory_first))[:MAX_DEVICE_PROCESSES]
+        for key, some in found.items()
+    }
+
+
+def _memory_first(process: ForeignProcess) -> int:
+    return -(process.memory_bytes or 0)
 
 
 def _place_of(part: Part, alignment: Alignment | None) -> Place | None:

@@ -244,6 +244,19 @@ def test_an_impossible_start_of_a_process_is_unknown() -> None:
         assert [one.started_at for one in state.foreign[DeviceKey(("GPU-1", ""))]] == [None]
 
 
+def test_the_four_largest_processes_of_a_device_count() -> None:
+    sizes = (1, None, 7, 3, 1 << 63, 5, 6)
+    processes = [
+        msgspec.structs.replace(STRANGER, pid=1 + at, memory_bytes=size)
+        for at, size in enumerate(sizes)
+    ]
+    state = AgentState("gpu-1")
+    state.apply(update(foreign=tuple(processes)), 100.0)
+
+    (shown,) = state.foreign.values()
+    assert [one.memory_bytes for one in shown] == [7, 6, 5, 3]
+
+
 def test_an_extender_that_does_not_know_foreign_processes_reads_the_rest() -> None:
     class Before(msgspec.Struct, kw_only=True, tag_field="version", tag=VERSION):
         """Fields of an update that an extender without process lists needs."""
