@@ -402,6 +402,16 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
         pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
         pytest.param({"components": ["fixed-address"]}, "fixedAddress.clusterIP", id="no-address"),
         pytest.param({"components": ["api-proxy"]}, "apiProxy.addresses", id="no-proxy"),
+        pytest.param(
+            {"components": ["fixed-address"], "fixedAddress": None},
+            "fixedAddress.clusterIP",
+            id="address-removed",
+        ),
+        pytest.param(
+            {"components": ["api-proxy"], "apiProxy": None},
+            "apiProxy.addresses",
+            id="proxy-removed",
+        ),
         pytest.param({"components": ["kubelet-root"]}, "agent.kubeletRoot", id="no-root"),
         pytest.param({"agent": {"env": [{"value": "x"}]}}, "name", id="no-name"),
         pytest.param({"components": ["no-such"]}, "components/0", id="unknown-component"),
@@ -418,6 +428,25 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
             id="wildcard",
         ),
         pytest.param({"images": {"agent": {"digest": "sha256:1"}}}, "digest", id="bad-digest"),
+        pytest.param({"images": {"agent": {"tag": "a b"}}}, "images/agent/tag", id="bad-tag"),
+        pytest.param(
+            {"images": {"agent": {"repository": "a b"}}}, "agent/repository", id="bad-repository"
+        ),
+        pytest.param({"images": {"agent": None}}, "/images.*'agent'", id="no-image"),
+        pytest.param({"extender": None}, "'extender'", id="no-extender"),
+        pytest.param({"extender": {"settings": None}}, "/extender.*'settings'", id="no-settings"),
+        pytest.param({"agent": {"settings": None}}, "/agent.*'settings'", id="no-agent-settings"),
+        pytest.param(
+            {"extender": {"settings": {"api": None}}}, "extender/settings/api", id="no-section"
+        ),
+        pytest.param(
+            {"extender": {"settings": {"drain_seconds": "soon"}}}, "drain_seconds", id="no-number"
+        ),
+        pytest.param(
+            {"agent": {"env": [{"name": "X", "value": 5}]}}, "agent/env/0/value", id="number-in-env"
+        ),
+        pytest.param({"monitoringNamespace": "x" * 64}, "monitoringNamespace", id="long-name"),
+        pytest.param({"runtimeClassName": "a b"}, "runtimeClassName", id="bad-name"),
         pytest.param(
             {"extender": {"settings": {"api": {"allow_plain": True}}}},
             "status-plain",
