@@ -155,7 +155,7 @@ async def test_a_pod_that_waits_says_what_for(world: World) -> None:
     assert "what would help: 2 Insufficient nvidia.com/gpu" in large.out
     found = {one["pod"]: one for one in pending.json["pods"]}
     assert found["default/large"]["by_scheduler"] == [
-        {"count": 2, "reason": "Insufficient nvidia.com/gpu", "nodes": []}
+        {"count": 2, "reason": "Insufficient nvidia.com/gpu"}
     ]
     assert found["default/strict"]["by_scheduler"][0]["reason"] == (
         "node(s) didn't match Pod's node affinity/selector"
