@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import urlopen
 
 import pytest
 
@@ -116,6 +117,11 @@ def write(out: Path, wheels: Path) -> dict[str, Path]:
     for name in ("apt-get", "dpkg-deb"):
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not on this machine")
+    mirror = os.environ.get("DEBIAN_MIRROR") or "http://deb.debian.org"
+    try:
+        urlopen(f"{mirror}/debian/dists/bookworm/Release", timeout=30).close()
+    except OSError as error:
+        pytest.skip(f"{mirror} cannot be reached: {error}")
     result = subprocess.run(
         [sys.executable, ARCHIVE, REGISTRY],
         env=environment, capture_output=True, text=True, check=False,
