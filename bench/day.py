@@ -28,6 +28,7 @@ from typing import Final
 
 import numpy as np
 
+from bench.arguments import at_least
 from bench.day_figure import Pair, draw, shown
 from bench.day_placements import KubeScheduler, WithIdlegpu
 from bench.day_pods import LARGEST
@@ -154,9 +155,9 @@ def picture(days: Days) -> str:
 def main() -> int:
     """Run all days; print the result, and write it with its picture."""
     parser = argparse.ArgumentParser(prog="python -m bench.day", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of days")
+    parser.add_argument("--seeds", type=at_least(1), default=SEEDS, help="number of days")
     parser.add_argument("--quick", action="store_true", help="one day; nothing is written")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at once")
+    parser.add_argument("--processes", type=at_least(1), default=os.cpu_count(), help="at once")
     options = parser.parse_args()
     if os.environ.get(HASH_SEED) != "0":
         # idlegpu settles changed nodes in the order of a set: equal days need equal hashes.

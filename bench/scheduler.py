@@ -33,11 +33,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from bench.arguments import at_least
 from bench.machine import RESULTS, report
 from bench.scheduler_cluster import prometheus_server, register
 from bench.scheduler_names import GPUS
@@ -162,13 +163,13 @@ def parser() -> argparse.ArgumentParser:
         description="Time the real kube-scheduler with and without the extender.",
     )
     built.add_argument(
-        "--nodes", type=_at_least(1), default=PROMISED_NODES, help="nodes with 8 GPUs each"
+        "--nodes", type=at_least(1), default=PROMISED_NODES, help="nodes with 8 GPUs each"
     )
-    built.add_argument("--pods", type=_at_least(2), default=300, help="pods that a run places")
-    built.add_argument("--pairs", type=_at_least(1), default=5, help="pairs for each shortlist")
+    built.add_argument("--pods", type=at_least(2), default=300, help="pods that a run places")
+    built.add_argument("--pairs", type=at_least(1), default=5, help="pairs for each shortlist")
     built.add_argument(
         "--shortlists",
-        type=_at_least(0),
+        type=at_least(0),
         nargs="+",
         default=[1, 10, 100, 0],
         help="values of wire.shortlist, 0 for all nodes",
@@ -186,17 +187,6 @@ def parser() -> argparse.ArgumentParser:
     )
     built.add_argument("--dry", action="store_true", help="print the table, write no files")
     return built
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers with a lower limit."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} on")
-        return int(text)
-
-    return read
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The simulated day: placements, ends of pods, and the display of the figures."""
 
+import sys
 from dataclasses import fields
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
-from bench.day import DRAWN, OURS, STOCK, UNITS, picture, rows
+from bench.day import DRAWN, OURS, STOCK, UNITS, main, picture, rows
 from bench.day_figure import Pair, draw, shown
 from bench.day_placements import KubeScheduler, WithIdlegpu
 from bench.day_pods import CARDS, HOST, LARGEST, NODES, WHOLE, FleetPods, draw_fleet_pods
@@ -165,3 +166,17 @@ def test_a_figure_that_is_zero_everywhere_is_drawn() -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (12.34, "12.3"), (1234.5, "1,234")])
 def test_figures_have_few_digits(value: float, text: str) -> None:
     assert shown(value) == text
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--processes"])
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "", "9" * 5000])
+def test_a_number_that_cannot_be_meant_is_refused(
+    option: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.day", f"{option}={text}"])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 2
+    assert f"{option}: '{text[:40]}' must be a whole number from 1 on" in capsys.readouterr().err
