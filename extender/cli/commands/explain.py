@@ -312,7 +312,10 @@ def _room(device: DeviceAnswer) -> str:
 
 
 def _foreign(verdict: VerdictAnswer, client: Client) -> Iterable[str]:
-    """Yield who uses the foreign GPUs of a node now; an explanation does not record it."""
+    """Yield who uses the foreign GPUs of a node now; an explanation does not record it.
+
+    Yield nothing if the extender cannot tell, as of a node that has left the cluster since.
+    """
     foreign = {
         (device.uuid, device.gpu_instance_id)
         for device in verdict.devices
@@ -320,7 +323,11 @@ def _foreign(verdict: VerdictAnswer, client: Client) -> Iterable[str]:
     }
     if not foreign:
         return
-    for gpu in client.gpus(verdict.node).gpus:
+    try:
+        gpus = client.gpus(verdict.node).gpus
+    except ClientError:
+        return
+    for gpu in gpus:
         if (gpu.uuid, gpu.gpu_instance_id) in foreign and gpu.foreign_processes:
             used = "; ".join(map(process, gpu.foreign_processes))
             yield f"{gpu.name} now: {used}"

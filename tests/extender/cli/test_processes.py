@@ -82,6 +82,17 @@ def test_explain_says_who_uses_a_foreign_gpu_now() -> None:
     ) in shown
 
 
+def test_explain_of_a_node_that_is_gone_says_nothing_of_now() -> None:
+    world = World()
+    world.add({"node-1": [Gpu(busy=0.9, used_gib=30.0), IDLE]})
+    asyncio.run(ask(world, "prioritize", "node-1", name="fresh"))
+    world.fleet.remove_node("node-1")
+    with serving(world.build_app()) as url:
+        result = runner(url)("explain", "fresh")
+
+    assert (result.exit_code, "foreign" in result.stdout) == (0, True), result.output
+
+
 def test_a_time_of_today_has_no_day() -> None:
     now = datetime.now().astimezone()
 
