@@ -18,11 +18,12 @@ from extender.core.decision.filtering import Code
 from extender.core.request.annotations import Annotation
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import GpuRequest, parse_request
+from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.fleet.source_state import SourceState
 from extender.insight.decisions import DecisionRoutes
 from extender.insight.defrag import find_plans
-from extender.insight.stranded import HostPods, TypicalNeeds, count_usable, find_needs
+from extender.insight.stranded import HostPods, TypicalNeeds, count_stranded, find_needs
 from extender.insight.views import gpus_of, node_views, node_with_gpus, verdict_view
 from extender.insight.what_if import (
     CORDONED,
@@ -51,6 +52,8 @@ _PIECE_NODES = 32
 """Nodes to encode between two yields to the event loop: a few milliseconds' work."""
 _PIECE_RANKED = 512
 """Nodes to check for kube-scheduler's own filters between two yields to the event loop."""
+_PIECE_COUNTED = 128
+"""Nodes whose GPUs are counted between two yields to the event loop: a millisecond's work."""
 _PIECE_VERDICTS = 16
 """Nodes to explain between two yields to the event loop."""
 
@@ -154,7 +157,7 @@ class FleetRoutes:
             [
                 BestNode(
                     **msgspec.structs.asdict(verdict_view(verdict)),
-                    stranded=self._stranded(verdict.node, resource, needs),
+                    stranded=self._stranded_on(verdict.node, resource, needs),
                 )
                 for verdict in self._placer.explain_nodes(gpu_request, some)
             ]
@@ -164,7 +167,7 @@ class FleetRoutes:
             best=[],
             feasible=decision.feasible,
             rejected=rejected,
-            models=self._count_models(gpu_request, needs),
+            models=await run_in_steps(self._count_models(gpu_request, needs)),
         )
         return await stream_answer(request, answer, "best", pieces)
 
@@ -198,16 +201,17 @@ class FleetRoutes:
             )
         )
 
-    def _stranded(self, node: str, resource: str, needs: TypicalNeeds) -> int:
-        """Return the free GPUs of a node that it lacks CPU, memory or ephemeral storage for."""
+    def _stranded_on(self, node: str, resource: str, needs: TypicalNeeds) -> int:
+        """Return the stranded GPUs of a node, 0 if it is gone."""
         pool, record = self._fleet.snapshot().pools.get(resource), self._fleet.nodes.get(node)
         if pool is None or record is None or node not in pool.row_of:
             return 0
-        row = pool.rows[pool.row_of[node]]
-        return max(row.allocatable - row.held, 0) - count_usable(record, resource, row, needs)
+        return count_stranded(record, resource, pool.rows[pool.row_of[node]], needs)
 
-    def _count_models(self, request: GpuRequest, needs: TypicalNeeds) -> dict[str, ModelCount]:
-        """Count the held, free and stranded GPUs of each model that a request names."""
+    def _count_models(
+        self, request: GpuRequest, needs: TypicalNeeds
+    ) -> Steps[dict[str, ModelCount]]:
+        """Count the held, free and stranded GPUs of each model that a request names, in steps."""
         snapshot = self._fleet.snapshot()
         pool = snapshot.pools.get(request.resource)
         if pool is None:
@@ -215,11 +219,15 @@ class FleetRoutes:
         found: dict[str, ModelCount] = {}
         for model in (*request.required_models, *request.preferred_models):
             is_it = model_places(snapshot.models, [model])[pool.batch.model_id] > 0
-            at = np.flatnonzero(is_it).tolist()
-            rows = [pool.rows[each] for each in at]
-            gpus = sum(row.allocatable for row in rows)
-            free = sum(max(row.allocatable - row.held, 0) for row in rows)
-            stranded = sum(self._stranded(pool.nodes[each], pool.resource, needs) for each in at)
+            gpus = free = stranded = 0
+            for some in chunks(np.flatnonzero(is_it).tolist(), _PIECE_COUNTED):
+                yield
+                for at in some:
+                    row, record = pool.rows[at], self._fleet.nodes.get(pool.nodes[at])
+                    gpus += row.allocatable
+                    free += max(row.allocatable - row.held, 0)
+                    if record is not None:
+                        stranded += count_stranded(record, pool.resource, row, needs)
             found[model] = ModelCount(
                 gpus=gpus, held=gpus - free, free=free - stranded, stranded=stranded
             )
@@ -281,7 +289,7 @@ class FleetRoutes:
                 assumed = sum(tenant.count for tenant in overlay.get(node, ()))
                 free = row.allocatable - row.held - assumed
                 reason = self._closed(node, request.resource, is_full=free < request.count)
-                stranded = self._stranded(node, request.resource, needs)
+                stranded = count_stranded(self._fleet.nodes[node], request.resource, row, needs)
                 if not reason and free - stranded < request.count:
                     reason = STRANDED
                 if reason:

@@ -173,6 +173,11 @@ def count_usable(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNe
     return min([free, *_fits(row, need).values()])
 
 
+def count_stranded(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNeeds) -> int:
+    """Return the free GPUs, or replicas, that `count_usable` leaves out."""
+    return max(row.allocatable - row.held, 0) - count_usable(node, resource, row, needs)
+
+
 def _fits(row: PoolRow, need: HostResources) -> dict[str, int]:
     """Return the number of GPUs that each host resource of a node can serve."""
     return {

@@ -1,12 +1,15 @@
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from extender.api import fleet_routes
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
+from extender.core.steps import Steps
 from extender.insight.what_if import STRANDED, TAINTED
 from testkit.builders import GPU
 from testkit.cards import IDLE
@@ -76,12 +79,34 @@ async def test_best_counts_stranded_gpus_apart_from_room(world: World, client: C
 
     one = await get(client, "/v1/best", gpus="1", model="H100")
     two = await get(client, "/v1/best", gpus="2")
-    count = one["models"]["H100"]
+    counts = one["models"]["H100"]
 
     assert {entry["node"]: entry["stranded"] for entry in one["best"]}["tight"] == 2
     assert two["rejected"]["tight"] == STRANDED
-    assert count["stranded"] == 2
-    assert count["held"] + count["free"] + count["stranded"] == count["gpus"]
+    assert counts["stranded"] == 2
+    assert counts["held"] + counts["free"] + counts["stranded"] == counts["gpus"]
+
+
+async def test_gpus_of_named_models_are_counted_in_steps(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    async def run_in_steps(steps: Steps[object]) -> object:
+        for number in count():
+            try:
+                next(steps)
+            except StopIteration as ended:
+                counted.append(number)
+                return ended.value
+        return None
+
+    world.add({f"n-{number}": [IDLE] for number in range(300)})
+    monkeypatch.setattr(fleet_routes, "run_in_steps", run_in_steps)
+
+    await get(client, "/v1/best", model="H100,T4")
+
+    assert counted[-1] == 3  # 300 nodes have the first model, and none has the second
 
 
 @pytest.mark.parametrize(
