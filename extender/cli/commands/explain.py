@@ -314,7 +314,7 @@ def _room(device: DeviceAnswer) -> str:
 def _foreign(verdict: VerdictAnswer, client: Client) -> Iterable[str]:
     """Yield who uses the foreign GPUs of a node now; an explanation does not record it.
 
-    Yield nothing if the extender cannot tell, as of a node that has left the cluster since.
+    Yield nothing if the extender does not answer for the node, which may have left the cluster.
     """
     foreign = {
         (device.uuid, device.gpu_instance_id)
