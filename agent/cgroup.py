@@ -60,7 +60,7 @@ def parse_cgroup(text: str, *, has_private_namespace: bool = False) -> ProcessLo
         >>> location.place.value, location.pod_uid
         ('pod', '0f6b1c2d-0000-4000-8000-00000000000a')
     """
-    paths = [path for line in text.splitlines() if (path := _path(line))]
+    paths = _paths(text)
     for path in paths:
         found = _POD.search(path)
         if found is not None:
@@ -85,8 +85,13 @@ def is_private_namespace(own: str) -> bool:
     A process in the real root cgroup looks the same. Its paths cannot be distinguished from those
     of its own pod, so ambiguous paths count as unknown.
     """
-    paths = [path for line in own.splitlines() if (path := _path(line))]
+    paths = _paths(own)
     return bool(paths) and all(path == "/" for path in paths)
+
+
+def _paths(text: str) -> list[str]:
+    # The kernel refuses newlines in names, but no other character that ends a line in Python.
+    return [path for line in text.split("\n") if (path := _path(line))]
 
 
 def _path(line: str) -> str:

@@ -59,8 +59,11 @@ def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
     fields = rest.split()
     if len(fields) <= _START_TIME_FIELD or fields[0] in "ZX":
         return None
-    return ProcessStat(
-        name=command.partition("(")[2],
-        parent=int(fields[_PARENT_FIELD]),
-        started_ticks=int(fields[_START_TIME_FIELD]),
-    )
+    try:
+        return ProcessStat(
+            name=command.partition("(")[2],
+            parent=int(fields[_PARENT_FIELD]),
+            started_ticks=int(fields[_START_TIME_FIELD]),
+        )
+    except ValueError:  # not the kernel's file, such as that of a faked /proc
+        return None

@@ -208,6 +208,14 @@ def test_a_path_outside_the_own_pod_that_names_no_pod_is_on_the_host(path: str) 
     assert parse_cgroup(f"0::{path}\n", has_private_namespace=True).place is Place.HOST
 
 
+@pytest.mark.parametrize("end", ["\x0b", "\x1c", "\x85", "\u2028"], ids=ascii)
+def test_a_name_that_ends_a_line_for_python_starts_no_other_path(end: str) -> None:
+    path = f"/user.slice/a{end}1:x:/kubepods/besteffort"
+
+    assert parse_cgroup(f"0::{path}/b\n").unit == "b"
+    assert parse_cgroup(f"0::/a{end}b\n").unit == f"a{end}b"
+
+
 def test_the_root_path_is_on_the_host_in_the_hosts_namespace() -> None:
     assert parse_cgroup("0::/\n").place is Place.HOST
 

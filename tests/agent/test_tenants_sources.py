@@ -318,6 +318,19 @@ def test_the_start_of_a_process_is_counted_from_the_boot(tmp_path: Path) -> None
         assert started_at(odd) is None
 
 
+@pytest.mark.parametrize(
+    "stat",
+    ["", "5", "5 (a) S", "5 (a) S " + "x " * 30, "5 (a) S 1" + "9" * 5000 + " 1" * 30],
+    ids=["empty", "short", "cut", "no numbers", "long number"],
+)
+def test_a_process_whose_file_is_not_the_kernels_is_left_out(tmp_path: Path, stat: str) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.run(5, HOST_CGROUP)
+    (machine.proc / "5" / "stat").write_text(stat)
+
+    assert look_up(ProcessTable(machine.proc, clock=Clock()), 5) == {}
+
+
 def test_a_process_that_ends_during_the_read_is_left_out(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP)
