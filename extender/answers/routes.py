@@ -99,7 +99,7 @@ PODS: Final = Route(
     Pods,
     {
         **_NAMESPACE,
-        "search": "words that must occur in the pod's name, owner or node",
+        "search": "at most 10 words that must occur in the pod's name, owner or node",
         "state": "only pods in this state: `holds` or `waits`",
         "sort": "`pod`, `owner` or `node`; `gpus`, `use`, `memory`, `idle` or `wait`: the largest "
         "first. Otherwise waiting pods come first, the longest wait first, then the others by name",

@@ -28,6 +28,8 @@ DEFAULT_PODS, MAX_PODS = 100, 500
 _MAX_OFFSET: Final = 1_000_000
 MAX_WORDS: Final = 200
 """Longest search text, in characters."""
+_MOST_SOUGHT: Final = 10
+"""Most words of a search: every pod is compared with each."""
 
 PIECE_PODS: Final = 500
 """Pods to filter or sort between two yields to the event loop."""
@@ -129,13 +131,16 @@ class PodList:
         search, state, sort = (query.get(name, "") for name in ("search", "state", "sort"))
         if len(search) > MAX_WORDS:
             raise QueryError("search", search, f"must have at most {MAX_WORDS} characters")
+        words = tuple(dict.fromkeys(search.lower().split()))
+        if len(words) > _MOST_SOUGHT:
+            raise QueryError("search", search, f"must have at most {_MOST_SOUGHT} words")
         for name, value, allowed in (("state", state, _STATES), ("sort", sort, self._orders)):
             if value and value not in allowed:
                 listed = ", ".join(filter(None, allowed))
                 raise QueryError(name, value, f"must be one of {listed}")
         return _Question(
             namespace=query.get("namespace") or None,
-            words=tuple(search.lower().split()),
+            words=words,
             state=state,
             sort=sort,
             offset=read_number(query, "offset", default=0, low=0, high=_MAX_OFFSET),

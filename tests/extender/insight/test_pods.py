@@ -1,5 +1,6 @@
 """A caller's pods with their GPUs, use and waits, one page at a time."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -143,6 +144,31 @@ async def test_a_caller_sees_only_the_pods_of_its_namespaces(
     assert await names(client, namespace="blue") == []
 
 
+async def test_pods_of_other_namespaces_change_no_answer(aiohttp_client: MakeClient) -> None:
+    queries = [
+        {"sort": sort, "search": search, "namespace": namespace, "offset": offset}
+        for sort, search, namespace, offset in product(
+            ("pod", "node", "gpus", "use", "memory", "idle", "wait"),
+            ("", "n-2", "other"),
+            ("", "blue"),
+            ("0", "1"),
+        )
+    ]
+    answers = []
+    for hidden in (False, True):
+        world = World()
+        world.add(CARDS)
+        world.hold("nb", "n-1", 2)
+        world.add_waiting("young", is_unscheduled=True, created_at=world.now)
+        if hidden:
+            world.hold("other", "n-2", 1, namespace="blue")
+            world.add_waiting("old", namespace="blue", is_unscheduled=True, created_at=1.0)
+        client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+        answers.append([await get(client, PATH, **query) | {"at": ""} for query in queries])
+
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
@@ -150,6 +176,7 @@ async def test_a_caller_sees_only_the_pods_of_its_namespaces(
         ({"state": "dreams"}, "state='dreams' must be one of holds, waits"),
         ({"limit": "501"}, "limit='501' must be a whole number from 1 to 500"),
         ({"search": "x" * (MAX_WORDS + 1)}, "must have at most 200 characters"),
+        ({"search": " ".join("abcdefghijk")}, "must have at most 10 words"),
         ({"pod": "a"}, "pod='a' is no parameter"),
     ],
 )
