@@ -164,7 +164,7 @@ async def test_pods_of_other_namespaces_change_no_answer(aiohttp_client: MakeCli
             world.hold("other", "n-2", 1, namespace="blue")
             world.add_waiting("old", namespace="blue", is_unscheduled=True, created_at=1.0)
         client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
-        answers.append([await get(client, PATH, **query) | {"at": ""} for query in queries])
+        answers.append([await get(client, PATH, 200, **query) | {"at": ""} for query in queries])
 
     assert answers[0] == answers[1]
 
