@@ -445,6 +445,9 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
         pytest.param(
             {"agent": {"env": [{"name": "X", "value": 5}]}}, "agent/env/0/value", id="number-in-env"
         ),
+        pytest.param(
+            {"scheduler": {"nodeSelector": None}}, "/scheduler.*'nodeSelector'", id="no-selector"
+        ),
         pytest.param({"monitoringNamespace": "x" * 64}, "monitoringNamespace", id="long-name"),
         pytest.param({"runtimeClassName": "a b"}, "runtimeClassName", id="bad-name"),
         pytest.param(
