@@ -44,6 +44,7 @@ async def group(
     count: int,
     *,
     topology: Mapping[str, object] | None = None,
+    are_pods_first: bool = False,
     **both: Any,
 ) -> list[Object]:
     """Create a group whose minimum is `count`, and return its pods.
@@ -53,15 +54,24 @@ async def group(
         name: name of the group, and prefix of its pods' names.
         count: number of pods.
         topology: topology constraints of the group.
+        are_pods_first: create the pods, too, and the group once the extender knows all of them.
         **both: fields for the specs of both the group and its pods.
     """
     spec = {"schedulingPolicy": {"gang": {"minCount": count}}, **both}
     if topology is not None:
         spec["schedulingConstraints"] = topology
     item = {"apiVersion": API, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
-    await world.client.request("POST", GROUPS, item)
     membership = {"podGroupName": name}
-    return [pod(f"{name}-{number}", schedulingGroup=membership, **both) for number in range(count)]
+    pods = [pod(f"{name}-{number}", schedulingGroup=membership, **both) for number in range(count)]
+    if are_pods_first:
+        await world.client.create_all(pods)
+
+        async def are_known() -> bool:
+            return bool((await world.services.extender.get("/v1/pods"))["waits"] == count)
+
+        await wait_for(are_known, "the extender knows the group's pods")
+    await world.client.request("POST", GROUPS, item)
+    return pods
 
 
 async def given_back(world: World, pods: list[Object]) -> list[str]:
@@ -187,8 +197,8 @@ async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World
         for name in nodes:
             await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
     await world.scheduler_synced(nodes[-1])
-    pods = await group(world, "near", 4)
-    await world.client.create_all(pods)
+    # Without its object the group is as large as the pods that the extender knows.
+    pods = await group(world, "near", 4, are_pods_first=True)
 
     assert set(await world.bound(pods)) == set(large)
 
