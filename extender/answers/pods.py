@@ -84,8 +84,8 @@ class Pods(Answer):
         at: time of the answer.
         total: number of pods that match, on all pages.
         offset: number of pods before the page.
-        holds: number of pods that match and hold GPUs, whatever `state` is.
-        waits: number of pods that match and wait, whatever `state` is.
+        holds: number of pods that match and hold GPUs; `state` does not limit it.
+        waits: number of pods that match and wait; `state` does not limit it.
         namespaces: namespaces of all GPU pods that the caller may read.
         unreachable: addresses of the replicas that did not answer; their latest decisions about
             waiting pods are missing.

@@ -72,8 +72,8 @@ class _Seen:
 class SimilarPods:
     """Memory that pods were measured to use on a device, for similar pods.
 
-    The few pods that started last count, including ended ones, in whatever order they are
-    recorded: replicas that see the same pods must expect the same memory.
+    The few pods that started last count, including ended ones. The order of the records does not
+    matter: replicas that see the same pods must expect the same memory.
     """
 
     def __init__(self) -> None:

@@ -237,7 +237,7 @@ async def two_replicas(world: World, *, are_peers: bool = True) -> AsyncIterator
                 lambda: have_exchanged_messages(servers), "the replicas exchange messages"
             )
             for each in watched:
-                # requests are attributed from now on, whatever the API server does
+                # requests are attributed from now on, independent of the API server
                 await each.chosen()
             yield watched
         finally:

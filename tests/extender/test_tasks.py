@@ -51,7 +51,7 @@ TASKS = {
 
 
 class InjectedError(Exception):
-    """Error raised in a task from whatever it waits for."""
+    """Error that a task's wait raises."""
 
 
 def fail(task: asyncio.Task[object]) -> bool:

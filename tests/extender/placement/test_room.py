@@ -1,4 +1,4 @@
-"""Room of a shared GPU: tenants keep their declared memory, whatever is in use."""
+"""Room of a shared GPU: tenants keep their declared memory, used or not."""
 
 from dataclasses import replace
 from typing import Any

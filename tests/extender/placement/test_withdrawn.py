@@ -1,4 +1,4 @@
-"""Devices that the kubelet has withdrawn get no pods, whatever their readings are."""
+"""Devices that the kubelet has withdrawn get no pods, even with good readings."""
 
 from typing import Any
 

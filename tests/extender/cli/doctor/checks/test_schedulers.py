@@ -32,7 +32,7 @@ def test_a_scheduler_without_an_entry_for_us_does_not_ask() -> None:
 
     assert severities("IG001", two) == ["error"]
     assert "b.yaml: extenders: none" in evidence("IG001", two)
-    # The only extender may be idlegpu, whatever its name is.
+    # The only extender may be idlegpu under any name.
     assert found("IG001", facts) == []
 
 
