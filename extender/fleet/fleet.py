@@ -578,7 +578,8 @@ class Fleet:
     def _settle(self, names: Iterable[str]) -> None:
         """Recompute the allocations of those of the nodes that have changed."""
         now = self._clock()
-        for name in [name for name in names if name in self._dirty or name in self._late]:
+        # In the same order in every replica: the order of a set differs between processes.
+        for name in sorted(name for name in names if name in self._dirty or name in self._late):
             self._unmark(name)
             if name in self._nodes:
                 change = self._allocations.settle(self._nodes[name], self.pods_on(name), now)
