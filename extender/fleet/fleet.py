@@ -576,9 +576,8 @@ class Fleet:
         return now
 
     def _settle(self, names: Iterable[str]) -> None:
-        """Recompute the allocations of those of the nodes that have changed."""
+        """Recompute the allocations of the changed nodes, in an order that all replicas share."""
         now = self._clock()
-        # In the same order in every replica: the order of a set differs between processes.
         for name in sorted(name for name in names if name in self._dirty or name in self._late):
             self._unmark(name)
             if name in self._nodes:
