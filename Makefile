@@ -46,7 +46,7 @@ check: $(if $(ROOM),room,announce-check format lint types imports unit) ## every
 
 test: announce-test format lint types imports unit real ## everything, against a real control plane, Prometheus and Chromium
 
-test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; what the images hold
+test-neighbours: announce-test-neighbours neighbours ## install with kubectl and helm, run beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; the images
 
 # A package and its tests: extender/core and tests/extender/core, or agent and tests/agent. Property tests
 # try few examples here; `make unit` tries all.
@@ -77,11 +77,11 @@ unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
-tools: $(VENV)/.dev ## build Kubernetes, kubectl, helm, kwok and Prometheus into the cache; get Chromium
+tools: $(VENV)/.dev ## build Kubernetes, kubectl, kwok and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m testkit.controlplane.tools
 	@$(BIN)/python -m testkit.page.chromium
 
-neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler, actionlint and the oldest Kubernetes as well
+neighbour-tools: $(VENV)/.dev ## build helm, Karpenter, cert-manager, descheduler, actionlint and the oldest Kubernetes as well
 	@$(BIN)/python -m testkit.controlplane.tools --neighbours
 
 # Servers written in Go collect garbage less often: tests need their CPU, not their memory.

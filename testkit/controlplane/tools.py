@@ -231,6 +231,7 @@ TOOLS: Final = {
         build_seconds=80,
         megabytes=67,
         version=HELM_VERSION.removeprefix("v"),
+        is_neighbour=True,
     ),
 }
 

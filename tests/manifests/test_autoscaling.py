@@ -24,7 +24,7 @@ from testkit.world import SHARED, World
 from tests.manifests.metrics_adapter import external_metrics, query_of
 from tests.manifests.scraping import ask, prometheus, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 FOLDER: Final = EXAMPLES / "autoscaling"
 NAMESPACE: Final = "gpu-warm"

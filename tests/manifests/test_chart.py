@@ -24,7 +24,7 @@ from testkit.controlplane.shipped import (
 )
 from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
 
-pytestmark = pytest.mark.e2e  # kubectl and helm are built first
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e]
 
 EVERY_COMPONENT: Final = sorted(folder.name for folder in COMPONENTS.iterdir())
 CERTS_JOB: Final = "idlegpu-certs"

@@ -11,7 +11,7 @@ from testkit.controlplane.waiting import wait_for
 from tests.manifests.chart import RELEASE, HelmError, Values, rendered
 from tests.manifests.releases import Release
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 SECRET: Final[Object] = {
     "apiVersion": "v1",

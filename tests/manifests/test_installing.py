@@ -17,7 +17,7 @@ from testkit.controlplane.shipped import (
 )
 from tests.manifests.variants import EVERY_COMPONENT, VARIANTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 async def exists(installation: Installation, item: Object) -> bool:

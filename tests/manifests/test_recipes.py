@@ -24,7 +24,7 @@ from testkit.controlplane.tools import binary
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.releases import Release
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 PAGES: Final = sorted((ROOT / "docs" / "install").glob("*.md"))
 BLOCK: Final = re.compile(r"^( *)```sh\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

@@ -24,7 +24,7 @@ from testkit.controlplane.waiting import wait_for
 from tests.manifests.chart import RELEASE, Values, rendered
 from tests.manifests.releases import Release, guide, guides_commands
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 INTO_NAMESPACES: Final[Values] = {
     "namespaces": {"create": False},
