@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from extender.answers.answer import Answer
-from extender.answers.routes import ROUTES, Route
+from extender.answers.routes import ROUTES, Number, Route
 
 SCALARS: Final = {str: "string", int: "integer", float: "number", bool: "boolean"}
 FIELD: Final = re.compile(r"^    (\w+): (.+(?:\n {6,}.+)*)$", re.MULTILINE)
@@ -44,13 +44,22 @@ def _section(route: Route[Any], shown: set[type[Answer]]) -> str:
     lines.append(f"Answer: [{route.answer.__name__}](#{route.answer.__name__.lower()}).\n")
     if route.parameters:
         lines.append("| parameter | meaning |\n|---|---|")
-        lines += [f"| `{name}` | {text} |" for name, text in route.parameters.items()]
+        lines += [f"| `{name}` | {_meaning(it)} |" for name, it in route.parameters.items()]
         lines.append("")
     for kind in _types(route.answer):
         if kind not in shown:
             shown.add(kind)
             lines += _type(kind)
     return "\n".join(lines)
+
+
+def _meaning(parameter: str | Number) -> str:
+    if isinstance(parameter, str):
+        return parameter
+    bounds = f"{parameter.low} to {parameter.high}"
+    if parameter.default >= parameter.low:
+        bounds += f", default {parameter.default}"
+    return f"{parameter.meaning} ({bounds})"
 
 
 def _type(kind: type[Answer]) -> Iterator[str]:

@@ -20,6 +20,23 @@ from extender.answers.verdicts import Best
 _Kind = TypeVar("_Kind", bound=Answer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """Integer query parameter.
+
+    Attributes:
+        meaning: what the number is, with its unit.
+        default: value if the parameter is absent.
+        low: smallest value that is allowed.
+        high: largest value that is allowed.
+    """
+
+    meaning: str
+    default: int
+    low: int = 1
+    high: int
+
+
 @dataclass(frozen=True, slots=True)
 class Route(Generic[_Kind]):
     """A route of the API.
@@ -28,7 +45,7 @@ class Route(Generic[_Kind]):
         method: HTTP method.
         path: path; `{name}` is a part that the caller fills in.
         answer: type of the answer; `Answer` for a route that answers no JSON.
-        parameters: meaning of each query parameter.
+        parameters: query parameters by name; of a text parameter its meaning.
         is_open: whether it answers callers without a token, even where the API requires one.
         summary: what the route does, "" for what its answer's docstring says.
     """
@@ -36,16 +53,30 @@ class Route(Generic[_Kind]):
     method: str
     path: str
     answer: type[_Kind]
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str | Number] = field(default_factory=dict)
     is_open: bool = False
     summary: str = ""
 
+    def number(self, name: str) -> Number:
+        """Return an integer parameter.
+
+        Raises:
+            TypeError: the parameter is not an integer.
+        """
+        match self.parameters[name]:
+            case Number() as number:
+                return number
+            case _:
+                raise TypeError(f"{name} of {self.path} is not a number")
+
 
 _NAMESPACE: Final = {"namespace": "only pods of this namespace"}
+_GPUS: Final = Number(meaning="GPUs that the pod requests", default=1, high=1024)
+_MONTH_SECONDS: Final = 30 * 86_400
 _RESOURCE: Final = "GPU resource; by default the first one of the setting"
 _SOME: Final = {"some": "`true`: also pods that use some of their GPUs"}
-_NODES: Final = {
-    "limit": "bounds `others`, 0 to 10000, default 100",
+_NODES: Final[Mapping[str, str | Number]] = {
+    "limit": Number(meaning="nodes in `others`", default=100, low=0, high=10_000),
     "node": "describe this node in full as well",
 }
 
@@ -57,7 +88,7 @@ BEST: Final = Route(
     "/v1/best",
     Best,
     {
-        "gpus": "GPUs that the pod requests, default 1",
+        "gpus": _GPUS,
         "resource": _RESOURCE,
         "memory": "memory that it needs of each GPU, such as `20Gi`",
         "model": "models that it prefers, such as `H100,A100`",
@@ -65,7 +96,7 @@ BEST: Final = Route(
         "require_idle": "as `idlegpu.io/require-idle`",
         "max_utilization": "as `idlegpu.io/max-utilization`",
         "max_memory": "as `idlegpu.io/max-memory`",
-        "limit": "nodes in `best`, 1 to 1000, default 20",
+        "limit": Number(meaning="nodes in `best`", default=20, high=1000),
     },
 )
 DEFRAG: Final = Route(
@@ -73,9 +104,9 @@ DEFRAG: Final = Route(
     "/v1/defrag",
     Defrag,
     {
-        "gpus": "GPUs that must be free on one node, default 1",
+        "gpus": Number(meaning="GPUs that must be free on one node", default=1, high=1024),
         "resource": _RESOURCE,
-        "limit": "nodes in each list, 1 to 50, default 5",
+        "limit": Number(meaning="nodes in each list", default=5, high=50),
     },
 )
 DECISIONS: Final = Route(
@@ -85,13 +116,16 @@ DECISIONS: Final = Route(
     {
         "pod": "`namespace/name`, name or UID",
         "brief": "`true`: without `explained` and `nodes`",
-        "limit": "decisions, 1 to 100, default 100",
+        "limit": Number(meaning="decisions", default=1000, high=1000),
     },
 )
 DECISION: Final = Route("GET", "/v1/decisions/{id}", DecisionAnswer)
 UNASKED: Final = Route("GET", "/v1/unasked", BypassedAnswer)
 PENDING: Final = Route(
-    "GET", "/v1/pending", PendingAnswer, {**_NAMESPACE, "limit": "pods, 1 to 1000, default 200"}
+    "GET",
+    "/v1/pending",
+    PendingAnswer,
+    {**_NAMESPACE, "limit": Number(meaning="pods", default=200, high=1000)},
 )
 PODS: Final = Route(
     "GET",
@@ -103,8 +137,8 @@ PODS: Final = Route(
         "state": "only pods in this state: `holds` or `waits`",
         "sort": "`pod`, `owner` or `node`; `gpus`, `use`, `memory`, `idle` or `wait`: the largest "
         "first. Otherwise waiting pods come first, the longest wait first, then the others by name",
-        "limit": "pods, 1 to 500, default 100",
-        "offset": "pods to skip, default 0",
+        "limit": Number(meaning="pods", default=100, high=500),
+        "offset": Number(meaning="pods to skip", default=0, low=0, high=1_000_000),
     },
 )
 HOLDERS: Final = Route(
@@ -112,10 +146,15 @@ HOLDERS: Final = Route(
     "/v1/holders",
     HoldersAnswer,
     {
-        "idle_for": "shortest idle time in seconds, to 2592000, default 3600; 0 for every holder",
+        "idle_for": Number(
+            meaning="shortest idle time in seconds; 0 means every holder",
+            default=3600,
+            low=0,
+            high=_MONTH_SECONDS,
+        ),
         **_SOME,
         **_NAMESPACE,
-        "limit": "pods, 1 to 1000, default 200",
+        "limit": Number(meaning="pods", default=200, high=1000),
     },
 )
 COSTS: Final = Route(
@@ -124,10 +163,15 @@ COSTS: Final = Route(
     Costs,
     {
         "by": "`pod`, `owner` (the default) or `namespace`",
-        "idle_for": "shortest idle time in seconds, default 0: every holder",
+        "idle_for": Number(
+            meaning="shortest idle time in seconds; 0 means every holder",
+            default=0,
+            low=0,
+            high=_MONTH_SECONDS,
+        ),
         **_SOME,
         **_NAMESPACE,
-        "limit": "groups, 1 to 1000, default 200",
+        "limit": Number(meaning="groups", default=200, high=1000),
     },
 )
 EXPLAIN: Final = Route(
@@ -137,8 +181,12 @@ EXPLAIN: Final = Route(
     {
         "pod": "`namespace/name`, a unique name, or a UID",
         "id": "instead of `pod`, the id of a decision, such as `7f3a-812`",
-        "number": "instead of `pod`, the number of a decision; if several replicas have it, the "
-        "answer is 409 with their ids",
+        "number": Number(
+            meaning="instead of `pod`, the number of a decision; if several replicas have it, the "
+            "answer is 409 with their ids",
+            default=0,
+            high=10**9,
+        ),
         **_NODES,
     },
 )
@@ -155,7 +203,12 @@ USAGE: Final = Route(
     "/v1/usage",
     Usage,
     {
-        "since": "period in seconds, 3600 to 2678400, default 86400, from whole hours on",
+        "since": Number(
+            meaning="period in seconds; it begins at a whole hour",
+            default=86_400,
+            low=3600,
+            high=31 * 86_400,
+        ),
         **_NAMESPACE,
     },
 )
@@ -167,7 +220,10 @@ SIZE: Final = Route(
     summary="GPU memory that pods similar to the Pod object in the body were measured to use.",
 )
 REGRET: Final = Route(
-    "GET", "/v1/regret", Regret, {**_NAMESPACE, "limit": "placements, 1 to 1000, default 50"}
+    "GET",
+    "/v1/regret",
+    Regret,
+    {**_NAMESPACE, "limit": Number(meaning="placements", default=50, high=1000)},
 )
 ADVICE: Final = Route(
     "GET",
@@ -176,9 +232,11 @@ ADVICE: Final = Route(
     {
         "node": "only cards and pods of this node",
         **_NAMESPACE,
-        "over": "period in seconds, 900 to 2592000, default 3600",
+        "over": Number(meaning="period in seconds", default=3600, low=900, high=_MONTH_SECONDS),
         "all": "`true`: also cards whose advice is `keep`",
-        "limit": "cards, pods, and nodes with stranded GPUs, 1 to 1000, default 200",
+        "limit": Number(
+            meaning="cards, pods, and nodes with stranded GPUs", default=200, high=1000
+        ),
     },
 )
 SESSION: Final = Route("GET", "/v1/session", Session)

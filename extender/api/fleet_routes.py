@@ -45,9 +45,6 @@ from extender.server.json_answers import (
 from extender.server.query_parameters import QueryError, read_number, serve
 from extender.server.redaction import NO_NAMESPACE, of_pod, redactable
 
-DEFAULT_BEST, MAX_BEST = 20, 1000
-DEFAULT_PLANS, MAX_PLANS = 5, 50
-_MAX_GPUS = 1024
 _PIECE_NODES = 32
 """Nodes to encode between two yields to the event loop: a few milliseconds' work."""
 _PIECE_RANKED = 512
@@ -173,8 +170,8 @@ class FleetRoutes:
 
     async def _defrag(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        gpus = read_number(query, "gpus", default=1, low=1, high=_MAX_GPUS)
-        limit = read_number(query, "limit", default=DEFAULT_PLANS, low=1, high=MAX_PLANS)
+        gpus = read_number(query, routes.DEFRAG, "gpus")
+        limit = read_number(query, routes.DEFRAG, "limit")
         resource = self._read_resource(query)
         pool = self._fleet.snapshot().pools.get(resource)
         most = max((row.allocatable for row in pool.rows), default=0) if pool else 0
@@ -252,8 +249,8 @@ class FleetRoutes:
         Raises:
             QueryError: a parameter is invalid; the message names its value and what is allowed.
         """
-        count = read_number(query, "gpus", default=1, low=1, high=_MAX_GPUS)
-        limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
+        count = read_number(query, routes.BEST, "gpus")
+        limit = read_number(query, routes.BEST, "limit")
         resources, resource = self._resources(), self._read_resource(query)
         pod = {
             "metadata": {

@@ -119,11 +119,6 @@ def _gib(count: float) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
-_DEFAULT_LIMIT: Final = 200
-_MOST_LIMIT: Final = 1000
-_LEAST_SECONDS: Final = 900
-_MOST_SECONDS: Final = 30 * 86_400
-
 _WINDOWS: Final = tuple(
     hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 2 * 24, 3 * 24, 7 * 24, 14 * 24, 30 * 24)
 )
@@ -178,10 +173,8 @@ class AdviceRoutes:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         node, namespace = query.get("node"), query.get("namespace")
-        limit = read_number(query, "limit", default=_DEFAULT_LIMIT, low=1, high=_MOST_LIMIT)
-        seconds = read_number(
-            query, "over", default=OWN_SECONDS, low=_LEAST_SECONDS, high=_MOST_SECONDS
-        )
+        limit = read_number(query, routes.ADVICE, "limit")
+        seconds = read_number(query, routes.ADVICE, "over")
         is_all = read_boolean(query, "all")
         if node is not None and node not in self._fleet.nodes:
             return error_answer(404, unknown_node(node, self._fleet.nodes))

@@ -12,7 +12,7 @@ from aiohttp import web
 from extender.answers import routes
 from extender.answers.holding import CostGroup, Costs
 from extender.insight.holder_sums import Holder, Sums
-from extender.insight.holders import MAX_SECONDS, PIECE_PODS, PIECE_SHOWN, Holders
+from extender.insight.holders import PIECE_PODS, PIECE_SHOWN, Holders
 from extender.server.json_answers import chunks, moment, stream_answer
 from extender.server.query_parameters import (
     QueryError,
@@ -21,8 +21,6 @@ from extender.server.query_parameters import (
     serve,
 )
 from extender.server.redaction import sees
-
-DEFAULT_GROUPS, MAX_GROUPS = 200, 1000
 
 
 class _By(StrEnum):
@@ -74,8 +72,8 @@ class CostRoutes:
         query = request.query
         by = _read_by(query.get("by", _By.OWNER))
         namespace = query.get("namespace")
-        limit = read_number(query, "limit", default=DEFAULT_GROUPS, low=1, high=MAX_GROUPS)
-        seconds = float(read_number(query, "idle_for", default=0, low=0, high=MAX_SECONDS))
+        limit = read_number(query, routes.COSTS, "limit")
+        seconds = float(read_number(query, routes.COSTS, "idle_for"))
         found = await self._holders.find(seconds, namespace, is_any=read_boolean(query, "some"))
         groups, total, hidden = await _grouped(found, by)
         shown = await _first(groups, limit)

@@ -39,7 +39,7 @@ from extender.server.redaction import VIEWER, namespace_of, sees, write_json_in_
 PEERS_PATH: Final = "/v1/peers/decisions"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 
-_MAX_DECISIONS: Final = 1000
+_MOST_DECISIONS: Final = routes.DECISIONS.number("limit").high
 _PIECE_DECISIONS: Final = 32
 """Decisions to encode for another replica between two yields to the event loop."""
 
@@ -123,11 +123,13 @@ class DecisionRoutes:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        limit = read_number(query, "limit", default=_MAX_DECISIONS, low=1, high=_MAX_DECISIONS)
+        limit = read_number(query, routes.DECISIONS, "limit")
         brief = read_boolean(query, "brief")
         pod = query.get("pod")
         # Pods of this name in namespaces that the caller may not read are left out below.
-        asked = {"limit": str(limit)} if pod is None else {"limit": str(_MAX_DECISIONS), "pod": pod}
+        asked = (
+            {"limit": str(limit)} if pod is None else {"limit": str(_MOST_DECISIONS), "pod": pod}
+        )
         replies = await self._fetch(asked)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
         far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
@@ -186,7 +188,7 @@ class DecisionRoutes:
             return refusal
         query = request.query
         check_parameters(query, frozenset({"limit", "pod", "id", "after"}))
-        limit = read_number(query, "limit", default=_MAX_DECISIONS, low=1, high=_MAX_DECISIONS)
+        limit = read_number(query, routes.DECISIONS, "limit")
         wanted, after = query.get("id"), query.get("after")
         if wanted is not None:
             records = [record for record in self._history if self._is(record, wanted)]

@@ -120,7 +120,7 @@ class Explain:
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         wish = Wish.read(query)
-        number = read_number(query, "number", default=0, low=1, high=10**9)
+        number = read_number(query, routes.EXPLAIN, "number")
         name, wanted = query.get("pod", ""), query.get("id", "") or (str(number) if number else "")
         if bool(name) == bool(wanted) or (number and "id" in query):
             raise QueryError(

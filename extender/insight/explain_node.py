@@ -8,13 +8,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from extender.answers import routes
 from extender.answers.explanation import AskedNode
 from extender.answers.verdicts import VerdictAnswer
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
 from extender.server.query_parameters import read_number
 
-DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
 _FEW_NAMES: Final = 20
 """Rejected nodes to name for each reason, unless the caller asks for more."""
 
@@ -51,13 +51,14 @@ class Wish:
         Raises:
             QueryError: a parameter has an invalid value.
         """
-        limit = read_number(query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
+        limit = read_number(query, routes.EXPLAIN, "limit")
         return cls(limit, query.get("node", ""))
 
     @property
     def names(self) -> int:
         """Largest number of rejected nodes to name for each reason."""
-        return self.limit if self.limit > DEFAULT_OTHERS else _FEW_NAMES
+        usual = routes.EXPLAIN.number("limit").default
+        return self.limit if self.limit > usual else _FEW_NAMES
 
     @property
     def query(self) -> dict[str, str]:

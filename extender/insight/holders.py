@@ -72,8 +72,6 @@ class Shared(Generic[Result]):
             del self._entries[key]
 
 
-DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
-DEFAULT_SECONDS, MAX_SECONDS = 3600, 30 * 86_400
 _PIECE_ROWS = 1000
 """Devices to check between two yields to the event loop; fewer nodes and pods, which cost more."""
 _PIECE_HOLDERS = 64
@@ -127,8 +125,8 @@ class Holders:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         namespace = query.get("namespace")
-        limit = read_number(query, "limit", default=DEFAULT_HOLDERS, low=1, high=MAX_HOLDERS)
-        idle_for = read_number(query, "idle_for", default=DEFAULT_SECONDS, low=0, high=MAX_SECONDS)
+        limit = read_number(query, routes.HOLDERS, "limit")
+        idle_for = read_number(query, routes.HOLDERS, "idle_for")
         is_any = read_boolean(query, "some")
         seconds = float(idle_for)
         found = await self.find(seconds, namespace, is_any=is_any)

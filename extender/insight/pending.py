@@ -18,7 +18,6 @@ from extender.server.json_answers import moment, stream_answer
 from extender.server.query_parameters import read_number, serve
 from extender.server.redaction import of_pod, pod_name, redactable, sees
 
-DEFAULT_PODS, MAX_PODS = 200, 1000
 PIECE_SCANNED = 2000
 """Pods to scan between two yields to the event loop."""
 _PIECE_SHOWN = 16
@@ -56,7 +55,7 @@ class Pending:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         namespace = request.query.get("namespace")
-        limit = read_number(request.query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS)
+        limit = read_number(request.query, routes.PENDING, "limit")
         found = await self._waiting(namespace)
         replies = await self.last.fetch(namespace=namespace or "")
         shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]

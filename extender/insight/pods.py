@@ -24,8 +24,6 @@ from extender.server.json_answers import chunks, moment, stream_answer
 from extender.server.query_parameters import QueryError, read_number, serve
 from extender.server.redaction import of_pod, pod_name, sees
 
-DEFAULT_PODS, MAX_PODS = 100, 500
-_MAX_OFFSET: Final = 1_000_000
 MAX_WORDS: Final = 200
 """Longest search text, in characters."""
 _MOST_SOUGHT: Final = 10
@@ -143,8 +141,8 @@ class PodList:
             words=words,
             state=state,
             sort=sort,
-            offset=read_number(query, "offset", default=0, low=0, high=_MAX_OFFSET),
-            limit=read_number(query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS),
+            offset=read_number(query, routes.PODS, "offset"),
+            limit=read_number(query, routes.PODS, "limit"),
         )
 
     async def _find(

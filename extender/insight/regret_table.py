@@ -20,8 +20,6 @@ from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer, mome
 from extender.server.query_parameters import check_parameters, read_number, refusing, serve
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
 
-DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
-
 PEERS_PATH = "/v1/peers/regret"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 _MOST_SENT = 10_000
@@ -150,9 +148,7 @@ class RegretTable:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         namespace = request.query.get("namespace")
-        limit = read_number(
-            request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
-        )
+        limit = read_number(request.query, routes.REGRET, "limit")
         watching = self._watch()
         replies = await query_replicas(self._replicas, PEERS_PATH, _FORM)
         answers = [each for _, each in replies.answers]

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 60.0
 HOUR: Final = 3600
-_KEPT_HOURS: Final = 31 * 24 + 1
-_DEFAULT_SINCE: Final = 24 * HOUR
+_KEPT_HOURS: Final = routes.USAGE.number("since").high // HOUR + 1
 MAX_GROUPS: Final = 2000
 """Largest number of groups in the metrics; further ones count as `other`."""
 _OTHER: Final = "other"
@@ -257,9 +256,7 @@ class UsageRecord:
         return found
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        seconds = read_number(
-            request.query, "since", default=_DEFAULT_SINCE, low=HOUR, high=(_KEPT_HOURS - 1) * HOUR
-        )
+        seconds = read_number(request.query, routes.USAGE, "since")
         namespace = request.query.get("namespace")
         first = max(self.began_at, (self._clock() - seconds) // HOUR * HOUR)
         seen = [

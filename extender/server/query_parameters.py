@@ -80,15 +80,15 @@ def read_boolean(query: Mapping[str, str], name: str) -> bool:
         raise QueryError(name, text, f"must be {BOOLEAN_ALLOWED}") from error
 
 
-def read_number(query: Mapping[str, str], name: str, *, default: int, low: int, high: int) -> int:
-    """Parse an integer parameter.
+def read_number(query: Mapping[str, str], route: Route[Any], name: str) -> int:
+    """Parse an integer parameter of a route.
 
     Raises:
-        QueryError: the value is not an integer or out of bounds.
+        QueryError: the value is not an integer or out of the route's bounds.
     """
-    text = query.get(name)
+    number, text = route.number(name), query.get(name)
     if text is None:
-        return default
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise QueryError(name, text, f"must be a whole number from {low} to {high}")
+        return number.default
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not number.low <= int(text) <= number.high:
+        raise QueryError(name, text, f"must be a whole number from {number.low} to {number.high}")
     return int(text)

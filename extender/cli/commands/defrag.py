@@ -1,18 +1,19 @@
 """`idlegpu defrag`: list the fewest pods to move so that a node has room for a large request."""
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import RenderableType
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.answers.fleet import Defrag, MovePlan
+from extender.answers.routes import DEFRAG
 from extender.cli import formatting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-_MAX_GPUS = 1024
+_MAX_GPUS: Final = DEFRAG.number("gpus").high
 _COLUMNS = ["NODE", ">FREE", ">MOVES", "POD", ">GPUS", "OWNER", "TO"]
 
 
