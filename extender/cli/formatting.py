@@ -1,12 +1,16 @@
 """Format values for people, and parse option values; an unknown value prints as `?`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.answers.routes import Route
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
@@ -189,6 +193,27 @@ class Number(click.FloatRange):
         except click.BadParameter:
             self.fail(f"{str(value)!r}: must be a number {_within(self)}", param, ctx)
         return number
+
+
+def number_option(
+    route: Route[Any], name: str, text: str, *, default: int | None = None
+) -> Callable[[_Command], _Command]:
+    """Return the decorator of an option that becomes an integer parameter of a route.
+
+    Args:
+        route: the route; its parameter has the bounds.
+        name: name of the parameter and of the option.
+        text: help of the option.
+        default: default of the option, if it is not the parameter's.
+    """
+    number = route.number(name)
+    return click.option(
+        f"--{name}",
+        default=number.default if default is None else default,
+        show_default=True,
+        type=Whole(number.low, number.high),
+        help=text,
+    )
 
 
 def _within(bounds: click.IntRange | click.FloatRange) -> str:

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.answers.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
+from extender.answers.routes import ADVICE
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.session import Session, connected
@@ -27,8 +28,7 @@ _SHOWN_HOLDERS = 3
 @click.option("--over", default="1h", show_default=True, type=formatting.Span(), metavar="TIME",
               help="Period to evaluate (1d, 7d); beyond 1h Prometheus is queried.")  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Include GPUs that need no change.")
-@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
-              help="Largest number of GPUs, and of pods, to show.")  # fmt: skip
+@formatting.number_option(ADVICE, "limit", "Largest number of GPUs, and of pods, to show.")
 def command(
     session: Session, *, node: str | None, namespace: str | None, over: int, is_all: bool,
     limit: int,

@@ -5,6 +5,7 @@ from collections import Counter
 import click
 from rich.console import RenderableType
 
+from extender.answers.routes import BEST
 from extender.answers.verdicts import Best, ModelCount, VerdictAnswer
 from extender.cli import formatting
 from extender.cli.session import Session, connected
@@ -17,8 +18,7 @@ _WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
 @click.command("best")
 @connected
-@click.option("--gpus", default=1, show_default=True, type=formatting.Whole(1, 1024),
-              help="Number of GPUs.")  # fmt: skip
+@formatting.number_option(BEST, "gpus", "Number of GPUs.")
 @click.option("--memory", metavar="QUANTITY", help="Memory needed on each GPU, such as 20Gi.")
 @click.option("--model", metavar="MODELS", help="Preferred GPU models, such as H100,A100.")
 @click.option("--resource", metavar="NAME", help="GPU resource; unless set, nvidia.com/gpu.")
@@ -28,8 +28,7 @@ _WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 @click.option("--require-idle", is_flag=True, help="Only nodes known to be idle.")
 @click.option("--max-utilization", metavar="PERCENT", help="A GPU above this is not idle.")
 @click.option("--max-memory", metavar="PERCENT", help="A GPU with more memory used is not idle.")
-@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
-              help="Largest number of nodes to show.")  # fmt: skip
+@formatting.number_option(BEST, "limit", "Largest number of nodes to show.")
 def command(session: Session, *, require_idle: bool, **wishes: str | int | None) -> None:
     """List the nodes that suit a pod with these requirements now, best first.
 

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.answers.holding import CostGroup, Costs, Usage, UsageFigures
+from extender.answers.routes import COSTS
 from extender.cli import formatting
 from extender.cli.commands.holders import IDLE_MIG, idle_of, summed
 from extender.cli.name_completion import NAMESPACES
@@ -40,8 +41,7 @@ _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     "--since", default=0, type=formatting.Span(), metavar="TIME",
     help="Of all pods in this time (1d, 7d), also those that have ended, by namespace and owner.",
 )  # fmt: skip
-@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
-              help="Largest number of groups to show.")  # fmt: skip
+@formatting.number_option(COSTS, "limit", "Largest number of groups to show.")
 def command(
     session: Session,
     *,

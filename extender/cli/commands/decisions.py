@@ -1,11 +1,13 @@
 """`idlegpu decisions`: list the latest decisions."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import click
 from rich.console import RenderableType
 
 from extender.answers.decisions import DecisionAnswer, Decisions
+from extender.answers.routes import DECISIONS
 from extender.cli import formatting
 from extender.cli.name_completion import PODS
 from extender.cli.session import Session, connected
@@ -13,7 +15,7 @@ from extender.cli.tables import Cell, line, sheet, stack, word
 
 _COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
 _WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
-_MOST = 1000
+_MOST: Final = DECISIONS.number("limit").high
 """Largest number of decisions that the extender returns."""
 
 _FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
@@ -25,8 +27,7 @@ it."""
 @click.command("decisions")
 @connected
 @click.argument("pod", required=False, shell_complete=PODS)
-@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, _MOST),
-              help="Largest number of decisions to show.")  # fmt: skip
+@formatting.number_option(DECISIONS, "limit", "Largest number of decisions to show.", default=20)
 def command(session: Session, *, pod: str | None, limit: int) -> None:
     """List the latest decisions, newest first, of POD (namespace/name, name or UID) or of all pods.
 

@@ -42,8 +42,7 @@ class _Room(click.ParamType[int]):
 @click.option("--for", "gpus", required=True, type=_Room(), metavar="gpus=N",
               help="Room that is wanted on one node, such as gpus=8.")  # fmt: skip
 @click.option("--resource", metavar="NAME", help="GPU resource; unless set, nvidia.com/gpu.")
-@click.option("--limit", default=5, show_default=True, type=formatting.Whole(1, 50),
-              help="Largest number of nodes to show.")  # fmt: skip
+@formatting.number_option(DEFRAG, "limit", "Largest number of nodes to show.")
 def command(session: Session, *, gpus: int, resource: str | None, limit: int) -> None:
     """List the fewest pods to move so that one node has room for a large request.
 

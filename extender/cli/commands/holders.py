@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.answers.holding import HolderAnswer, HoldersAnswer, SumsAnswer
+from extender.answers.routes import HOLDERS
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.session import Session, connected
@@ -38,8 +39,7 @@ _WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
 @click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
               help="Only pods of this namespace.")  # fmt: skip
 @click.option("--some", is_flag=True, help="Include pods that use some of their GPUs.")
-@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
-              help="Largest number of pods to show.")  # fmt: skip
+@formatting.number_option(HOLDERS, "limit", "Largest number of pods to show.")
 def command(
     session: Session, *, idle_for: int, namespace: str | None, some: bool, limit: int
 ) -> None:

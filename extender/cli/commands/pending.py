@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.answers.pending import PendingAnswer, ReasonCount, Waiting
+from extender.answers.routes import PENDING
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.session import Session, connected
@@ -25,8 +26,7 @@ _MOST_REASONS = 2
 @connected
 @click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
               help="Only pods of this namespace.")  # fmt: skip
-@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
-              help="Largest number of pods to show.")  # fmt: skip
+@formatting.number_option(PENDING, "limit", "Largest number of pods to show.")
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """List GPU pods that are not bound, the longest wait first, with the reasons.
 

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.answers.regret import OutcomeAnswer, Regret, RegretMeans
+from extender.answers.routes import REGRET
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.session import Session, connected
@@ -28,8 +29,7 @@ _WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 @connected
 @click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
               help="Only pods of this namespace.")  # fmt: skip
-@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
-              help="Largest number of placements to show.")  # fmt: skip
+@formatting.number_option(REGRET, "limit", "Largest number of placements to show.", default=20)
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """Show the outcome of placements some time after the pods were bound, newest first.
 
