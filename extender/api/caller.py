@@ -1,4 +1,4 @@
-"""A caller with a token: its user, and a cache of the namespaces whose pods it may read."""
+"""A caller with a token: its user, and a cache of its rights to read pods by namespace."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,8 +15,7 @@ _MOST_NAMESPACES: Final = 5000
 """Largest number of namespaces to review for a caller; pods in further ones are hidden."""
 
 GRACE: Final = 2.0
-"""A result is reviewed again when it reaches its age limit, and counts up to this multiple of
-it."""
+"""A result is reviewed again at its age limit, and stays valid up to this multiple of the limit."""
 
 RETRY_SECONDS: Final = 1.0
 """Pause for a caller after the API server failed to answer."""

@@ -1,7 +1,7 @@
 """Cache of callers by token, with limits on reviews of unknown tokens.
 
-Fair queues protect the API server: unknown tokens share one by client address, known users another
-by user name, so that no caller delays all others.
+Two fair queues protect the API server, so that no caller delays all others: one for unknown tokens,
+by client address, and one for known users, by user name.
 """
 
 import logging
@@ -33,21 +33,22 @@ logger = logging.getLogger(__name__)
 
 SESSION_PATH: Final = SESSION.path
 HEADER: Final = "X-Idlegpu-Token"
-"""Header for a token that must pass the API server's proxy, which does not forward
-Authorization."""
+"""Header for a token sent through the API server's proxy, which does not forward Authorization."""
 
 _MAX_TOKEN: Final = 8192
 MOST_CALLERS: Final = 1000
 _MOST_REFUSED: Final = 10_000
 REFUSED_SECONDS: Final = 10.0
-"""Time for which a refused token is refused again without a review."""
+"""Time for which a refused token stays refused without a new review."""
 
 TOKEN_SECONDS: Final = 60.0
-"""A token is reviewed again after this time: a removed token counts at most twice as long."""
+"""A token is reviewed again after this time: a removed token stays valid for at most twice as
+long."""
 RIGHTS_SECONDS: Final = 30.0
 """The right to list a namespace's pods is checked again after this time."""
 REVIEWS_PER_SECOND: Final = 20.0
-"""Most reviews of unknown tokens, on average: guesses must cost the API server little."""
+"""Maximum average rate of reviews of unknown tokens: guessed tokens must not load the API
+server."""
 
 _STRANGERS: Final = 8
 QUESTIONS: Final = 24
@@ -55,7 +56,7 @@ QUESTIONS: Final = 24
 server's connections."""
 _STRANGERS_WAITING: Final = 20
 STRANGERS_SECONDS: Final = 2.0
-"""Limits for unknown tokens of one address: number that may wait for a review, and waiting time."""
+"""Limits for unknown tokens from one address: number of waiting reviews, and waiting time."""
 _QUESTIONS_WAITING: Final = 64
 """Waiting reviews of one user, for all of its tokens together."""
 

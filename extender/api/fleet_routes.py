@@ -234,7 +234,7 @@ class FleetRoutes:
         """Parse the name of a GPU resource; absent means the first one of the setting.
 
         Raises:
-            QueryError: it is no GPU resource.
+            QueryError: the name is not a GPU resource.
         """
         resources = self._resources()
         resource = query.get("resource", resources.names[0])
@@ -319,5 +319,5 @@ def _source_view(state: SourceState) -> SourceSummary:
 
 
 def _object_view(namespace: str, name: str) -> str | None:
-    """Return an object's name, redacted as its namespace's pods are."""
+    """Return an object's name, redacted like the pods of its namespace."""
     return of_pod(namespace, f"{namespace}/{name}") if namespace else name

@@ -120,7 +120,7 @@ class Client:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Client":
-        """Return a client configured as the command line is: IDLEGPU_URL, else the kubeconfig.
+        """Return a client with the command line's configuration: IDLEGPU_URL, else the kubeconfig.
 
         Args:
             environment: environment variables. IDLEGPU_TOKEN or IDLEGPU_TOKEN_FILE,
@@ -159,7 +159,7 @@ class Client:
         model: str | None = None,
         **wishes: str | int | None,
     ) -> Best:
-        """Return the nodes that would suit a pod now, best first.
+        """Return the nodes that are suitable for a pod now, best first.
 
         Args:
             gpus: number of GPUs that the pod requests.
@@ -289,7 +289,7 @@ class Client:
             pod: `namespace/name`, a unique name, or a UID.
             number: look up a decision instead of a pod: its number, or, as a string, its id, which
                 is unique across replicas.
-            limit: largest number of nodes to list of those without full detail.
+            limit: largest number of nodes to list without full detail.
             node: name of a node to return in full detail.
         """
         name = "id" if isinstance(number, str) else "number"
@@ -303,17 +303,17 @@ class Client:
 
         Args:
             pod: Pod object as in a manifest.
-            limit: largest number of nodes to list of those without full detail.
+            limit: largest number of nodes to list without full detail.
             node: name of a node to return in full detail, also if it ranks low.
         """
         asked = {"limit": limit, "node": node or None}
         return self._get(routes.FORESEE, asked, msgspec.json.encode(pod))
 
     def usage(self, *, since_seconds: int = 86_400, namespace: str | None = None) -> Usage:
-        """Return GPU-hours and costs of all pods, also of those that have ended.
+        """Return GPU-hours and costs of all pods, including pods that have ended.
 
         Args:
-            since_seconds: period, from whole hours on.
+            since_seconds: length of the period; it begins at a whole hour.
             namespace: only pods of this namespace.
         """
         return self._get(routes.USAGE, {"since": since_seconds, "namespace": namespace})
@@ -336,7 +336,7 @@ class Client:
             command: command, such as "vllm serve m --tensor-parallel-size 4".
             image: image, to find similar pods.
             owner: controller of similar pods as KIND/NAME, such as `Deployment/chat`.
-            namespace: namespace of similar pods, if the manifest does not say.
+            namespace: namespace of similar pods, if the manifest does not state it.
         """
         documents = [manifest] if isinstance(manifest, Mapping) else manifest
         return propose_for(
@@ -350,14 +350,14 @@ class Client:
         )
 
     def submit(self, job: GpuJob) -> dict[str, Any]:
-        """Submit a Job or Pod as `idlegpu run --apply` does; return it as the API server made it.
+        """Submit a Job or Pod as `idlegpu run --apply` does; return the created object.
 
-        It goes to the API server of the kubeconfig, with the kubeconfig's namespace unless `job`
-        has one. Without a scheduler in `job`, the one that calls the extender places it, else the
-        cluster's default.
+        The object is created through the API server of the kubeconfig, in the kubeconfig's
+        namespace unless `job` names one. If `job` names no scheduler, it gets the one that calls
+        the extender, or else the cluster's default.
         """
         if not job.scheduler:
-            with suppress(ClientError):  # optional: the default scheduler may call it, too
+            with suppress(ClientError):  # optional: the default scheduler may call it
                 job = replace(job, scheduler=only_scheduler(self.unasked().asked_by))
         item = job.manifest()
         cluster = self._cluster or _default_cluster()
@@ -370,7 +370,7 @@ class Client:
 
         Args:
             pod: Pod object as in a manifest; only its metadata and containers count.
-            owner: kind and name of its controller (`Deployment chat`), if the pod does not say.
+            owner: kind and name of its controller (`Deployment chat`), if the pod does not name it.
         """
         return self._get(routes.SIZE, {"owner": owner or None}, msgspec.json.encode(pod))
 

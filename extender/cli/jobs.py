@@ -33,19 +33,19 @@ class GpuJob:
         resource: GPU resource.
         memory: memory needed on each GPU, as a quantity (`20Gi`).
         model: models to prefer, separated by commas (`H100,A100`).
-        require_model: models to accept, and no other.
+        require_model: the only models to accept.
         target: node, and GPUs to prefer on it (`gpu-1::0,2`).
         strategy: `spread` or `pack`.
         require_idle: wait for GPUs known to be idle.
         cpu: CPU, as a quantity.
         ram: main memory, as a quantity.
         shm: size of /dev/shm, as a quantity.
-        node: the only node that will do, "" for any.
+        node: the only acceptable node, "" for any.
         timeout_seconds: longest run, None for no limit.
         scheduler: schedulerName, "" for the cluster's default.
         name: name of the object; made from the command if "".
         namespace: namespace, "" for that of the kubeconfig.
-        is_held: build a pod to work in instead of a Job.
+        is_held: build an idle pod for interactive work instead of a Job.
     """
 
     command: Sequence[str] = ()

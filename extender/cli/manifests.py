@@ -36,7 +36,7 @@ _SCHEDULER_TAINT: Final = "idlegpu.io/scheduler"
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 _MAX_NAME: Final = 40
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-"""Alphabet of Kubernetes' own generated names: without vowels it spells no words."""
+"""Alphabet of Kubernetes' generated names, without vowels, so that no words appear."""
 _SUFFIX: Final = 5
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's shared memory
 
@@ -118,7 +118,7 @@ def _specs_in(document: object) -> Iterator[Object]:
 
 
 def owner_of(document: object) -> str:
-    """Return the controller that an object of a manifest is, as KIND/NAME; "" for a pod."""
+    """Return a manifest's object as a pod's controller, KIND/NAME; "" if the object is a pod."""
     if not isinstance(document, dict) or document.get("kind") in {None, "Pod", "PodTemplate"}:
         return ""
     name = (document.get("metadata") or {}).get("name")
@@ -184,13 +184,13 @@ def adapted(
     node: str = "",
     seconds: int | None = None,
 ) -> Object:
-    """Return the template of `gpu_pod` with further wishes.
+    """Return the template of `gpu_pod` with further settings.
 
     Args:
         template: metadata and spec of a pod with one container.
         environment: variables as NAME=VALUE.
         shm: size of /dev/shm as a quantity, None for the runtime's 64 MiB.
-        node: the only node that will do, "" for any.
+        node: the only acceptable node, "" for any.
         seconds: longest run, None for no limit.
     """
     (container,) = template["spec"]["containers"]

@@ -1,6 +1,6 @@
 """Complete names of nodes, pods and namespaces in a shell, from the extender's answers.
 
-Without an answer in time there are no candidates, and no message: the user is typing.
+Without an answer in time there are no candidates and no error message, because the user is typing.
 """
 
 from collections.abc import Callable, Iterable

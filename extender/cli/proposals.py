@@ -25,15 +25,15 @@ def propose_for(
     """Propose the GPUs of a task.
 
     Args:
-        measure: asks the extender for measurements.
+        measure: queries the extender for measurements.
         documents: objects of the task's manifest.
         text: description of the task.
         command: its command, if no manifest has it.
         image: its image, to find similar pods.
         owner: controller of similar pods as KIND/NAME.
-        namespace: namespace of similar pods, if no manifest says.
-        on_unreachable: receives the error if the extender cannot be reached; the proposal then
-            rests on the rest. None to raise it.
+        namespace: namespace of similar pods, if no manifest states it.
+        on_unreachable: receives the error if the extender cannot be reached; the proposal then uses
+            the other inputs. None to raise it.
 
     Raises:
         ClientError: `owner` is malformed, or the extender does not answer.

@@ -32,7 +32,7 @@ OUTPUTS: Final = ("table", "wide", "json", "yaml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Options that say how to reach the extender; "" means not given.
+    """Options for reaching the extender; "" means not given.
 
     Attributes:
         url: base URL of the extender; without it requests go through the API server's proxy.
@@ -120,7 +120,7 @@ class Session:
         return make_console()
 
     def show(self, answer: Answer, render: "Callable[[], RenderableType]") -> None:
-        """Print an answer in the chosen format, separated from the answer before it.
+        """Print an answer in the chosen format, separated from the previous answer.
 
         Args:
             answer: the extender's answer.
@@ -163,7 +163,7 @@ def show_table(console: "Console", table: "RenderableType") -> None:
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-    sys.stdout.flush()  # the live view prints again later: the reader of a pipe wants this part now
+    sys.stdout.flush()  # the live view prints more later, and a pipe's reader wants this now
 
 
 def dump(document: object, output: str) -> str:
@@ -240,7 +240,8 @@ def connected(command: Callable[..., None], *, timeout: bool = True) -> Callable
 
     Args:
         command: the subcommand's function.
-        timeout: whether --timeout is a connection option here; else only `idlegpu --timeout` is.
+        timeout: whether --timeout is a connection option here; if not, only `idlegpu --timeout`
+            sets it.
     """
 
     @functools.wraps(command)

@@ -1,7 +1,7 @@
 """Tables in kubectl's style: no borders, no truncated cells, states as colored words.
 
-A table is never wider than the terminal: it narrows its gaps, moves the columns of `-o wide` under
-their rows, drops optional columns, and folds names and prose, in this order.
+A table is never wider than the terminal. To fit, it narrows its gaps, moves the columns of `-o
+wide` under their rows, drops optional columns, and folds names and prose, in this order.
 """
 
 import re
@@ -20,7 +20,7 @@ RIGHT: Final = ">"
 WHOLE: Final = "="
 """Prefix of a column name: the values are single words that are never folded."""
 OPTIONAL: Final = "?"
-"""Prefix of a column name, before the others: a narrow terminal does without the column."""
+"""Prefix of a column name, before the others: the column is dropped in a narrow terminal."""
 UNDER: Final = "_"
 """Prefix of a column name: in a narrow terminal the values are under their row, as with the columns
 of `-o wide`."""
@@ -29,11 +29,11 @@ _WIDE_GAP: Final = 3
 """Blanks between two columns if the width permits."""
 
 LEAST_PROSE, MOST_WORD = 12, 30
-"""Width of a folded column that is worth leaving out another one: that of its longest word, within
-these limits."""
+"""Width up to which a folded column is widened by dropping another column: the width of its longest
+word, within these limits."""
 
 _INDENT: Final = "    "
-"""Before the values that are moved under their row."""
+"""Indentation of values that are moved under their row."""
 
 _WORD: Final = re.compile(r"\s*\S+")
 _PATH: Final = re.compile(r"[^/]*/|[^/]+$")
@@ -75,7 +75,7 @@ class _Column:
         name: header.
         is_right: whether values are aligned right.
         is_whole: whether values are never folded.
-        is_optional: whether a narrow terminal does without it.
+        is_optional: whether it is dropped in a narrow terminal.
         is_extra: whether a narrow terminal shows it under the rows.
         at: index of its cells in a row.
         least: width without a fold inside a word.
@@ -223,7 +223,7 @@ def _lines(
 
 
 def _fold(text: Text, width: int) -> list[Text]:
-    """Fold a text into lines: between words, else between the parts of a name, else anywhere.
+    """Fold a text into lines between words, or else between the parts of a name, or else anywhere.
 
     Example:
         >>> [part.plain for part in _fold(Text("gpu-h100-03 is busy"), 11)]

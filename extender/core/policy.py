@@ -360,9 +360,9 @@ class PriceMode(StrEnum):
 
     IGNORE = "ignore"
     PREFER = "prefer"
-    """Of nodes as likely to have idle GPUs the cheaper one first."""
+    """Among nodes equally likely to have idle GPUs, the cheaper one first."""
     STRICT = "strict"
-    """Only the cheapest of the nodes that would do."""
+    """Only the cheapest of the suitable nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

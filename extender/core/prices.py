@@ -32,7 +32,7 @@ SPOT_LABELS: Final = (
     ("cloud.google.com/gke-preemptible", "true"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
-"""Labels of nodes that may be taken away at any time and cost less."""
+"""Labels of spot nodes, which cost less and may be reclaimed at any time."""
 
 
 @lru_cache(maxsize=4)

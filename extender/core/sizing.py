@@ -18,9 +18,9 @@ _CARD_BYTES: Final = 80 * GIB
 USABLE: Final = 0.9
 """Part of a card that a task may fill; CUDA contexts and fragments take the rest."""
 _ROOM: Final = 1.2
-"""Proposed memory relative to the most that similar pods used, as `idlegpu advise` has it."""
+"""Proposed memory relative to the most that similar pods used, as in `idlegpu advise`."""
 _SHARE_BYTES: Final = 12 * GIB
-"""Serving tasks up to this size are proposed for a share of a GPU."""
+"""For serving tasks up to this size, a share of a GPU is proposed."""
 _NODE_GPUS: Final = 8
 
 
@@ -35,7 +35,7 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """A kind of task, known by words of its description.
+    """A kind of task, recognized by words of its description.
 
     Attributes:
         name: name for people.
@@ -95,9 +95,10 @@ _TASKS: Final = (
         serves=True,
     ),
 )
-"""The first whose words occur counts. Bytes for each parameter: mixed-precision training with Adam
-needs 16 (2 for the weights, 2 for gradients, 12 for 32-bit copies and moments: Rajbhandari et al.,
-ZeRO, 2020) and room for activations; 16-bit inference 2, and a fifth for the cache."""
+"""Kinds of tasks; the first one whose words occur counts. Bytes for each parameter: mixed-precision
+training with Adam needs 16 (2 for the weights, 2 for gradients, 12 for 32-bit copies and moments:
+Rajbhandari et al., ZeRO, 2020) and room for activations; 16-bit inference 2, and a fifth for the
+cache."""
 
 _LARGE_BILLIONS: Final = 70.0
 """Size of "a large model" without a number."""
@@ -105,7 +106,7 @@ _LARGE_BILLIONS: Final = 70.0
 _SIZE: Final = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,4})?)\s{0,2}-?\s{0,2}(billion|bn|b|million|m)\b", re.IGNORECASE
 )
-"""Every repetition has a limit, so that no text takes longer than its length."""
+"""Every repetition is bounded, so that the time grows only linearly with the text."""
 _LARGE: Final = re.compile(r"\blarge\b|\bllm\b", re.IGNORECASE)
 _PARALLEL: Final = re.compile(
     r"""(?<![\w-])(?:-{0,2}(?:tensor[-_]?parallel[-_]?size|tp[-_]?size)|--?tp|parallelism:\s+tensor)"""

@@ -45,12 +45,13 @@ class EventSettings:
     """Limits for writing Events.
 
     Attributes:
-        queue_size: most Events that wait to be written; more are dropped and counted.
-        per_second: average rate of written Events ...
-        burst: ... and most Events at once.
+        queue_size: maximum number of queued Events; further ones are dropped and counted.
+        per_second: average number of Events written per second.
+        burst: maximum number of Events written at once.
         repeat_seconds: time after which a repeated Event is written again.
-        per_pod: most different Events of one pod; more are dropped and counted.
-        remembered: most Events that are remembered to detect repeats.
+        per_pod: maximum number of different Events of one pod; further ones are dropped and
+            counted.
+        remembered: maximum number of Events that are remembered to detect repeats.
         timeout_seconds: limit for one request.
     """
 
@@ -221,7 +222,7 @@ class EventWriter:
         """Create an Event, or update its series."""
         series = self._known.get(text)
         if series is None:
-            return  # forgotten, because too many Events followed
+            return  # evicted, because too many Events followed
         try:
             if series.is_created:
                 await self._bump(text, series)
@@ -326,7 +327,7 @@ def _micro_time(seconds: float) -> str:
 
 
 _REMEMBERED: Final = 10_000
-"""Most reported annotations that are remembered."""
+"""Maximum number of reported annotations that are remembered."""
 
 
 class AnnotationWarnings:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PATH: Final = "/v1/peers/asked"
 
 MAX_QUEUE: Final = 5000
-"""Most records that wait for a replica that does not answer; the oldest are dropped."""
+"""Maximum number of queued records for a replica that does not answer; the oldest are dropped."""
 
 HEARTBEAT_SECONDS: Final = 1.0
 """Longest time between two messages."""
@@ -60,7 +60,7 @@ class PeerLink:
         count: receives the outcome of each message.
         tls: returns the current TLS context, or None for plain HTTP; a new context opens new
             connections.
-        faults: returns the sources that this replica does not reach; see `Message`.
+        faults: returns the sources that this replica cannot reach; see `Message`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class PeerLink:
             self._note_failure(error)
 
     def compose(self) -> bytes:
-        """Encode the next message: the records of a failed message again, or else new ones."""
+        """Encode the next message: the last message's records if it failed, otherwise new ones."""
         if not self._under_way:
             count = min(len(self._queue), MAX_QUESTIONS)
             self._under_way = [self._queue.popleft() for _ in range(count)]
@@ -193,7 +193,7 @@ class PeerLink:
         return self._tls() or True
 
     async def _wait(self) -> None:
-        """Wait for a new record, at most `HEARTBEAT_SECONDS`."""
+        """Wait for a new record, for at most `HEARTBEAT_SECONDS`."""
         self._is_news.clear()
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):

@@ -18,7 +18,7 @@ VERSION: Final = 1
 """Incremented only when an older release would misread a message; a new field does not count."""
 
 MAX_QUESTIONS: Final = 500
-"""Most records in one message."""
+"""Maximum number of records in one message."""
 
 MAX_BYTES: Final = 4 << 20
 """Largest message in bytes: more than `MAX_QUESTIONS` of the longest records need."""
@@ -188,7 +188,7 @@ def decode_receipt(body: bytes) -> Receipt:
     """Decode the receipt for a message.
 
     Raises:
-        PeerError: the body is not a receipt, as when another server has the address.
+        PeerError: the body is not a receipt, for example because another server has the address.
     """
     return _decode(_RECEIPT, body, "a replica's answer")
 

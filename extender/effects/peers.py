@@ -121,7 +121,7 @@ class Peers:
         instance: name of this replica, unique to its process.
         secret: shared secret without TLS, or "" for none.
         tls: returns the TLS context for requests to replicas, or None.
-        faults: returns the sources that this replica does not reach; see `Message`.
+        faults: returns the sources that this replica cannot reach; see `Message`.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ def build_peers(
     tls: Callable[[], ssl.SSLContext | None],
     faults: Callable[[], Collection[str] | None],
 ) -> Peers | None:
-    """Connect the request log with those of other replicas; None if no replicas are configured."""
+    """Connect the request log with other replicas' logs; None if no replicas are configured."""
     if not settings.peers.is_used:
         return None
     peers = Peers(

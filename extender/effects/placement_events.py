@@ -19,7 +19,7 @@ _PRIORITIZE: Final = "prioritize"
 _GIB: Final = 1 << 30
 
 MAX_WAITING: Final = 25
-"""Most placements that wait to be described; none is added while as many Events wait."""
+"""Maximum number of queued placements; none is added while as many Events are queued."""
 
 
 class PlacementEvents:
@@ -94,7 +94,7 @@ def describe(record: DecisionRecord) -> str:
 
 
 def _wanted(record: DecisionRecord, target: Target) -> str:
-    """Say whether the pod gets the GPUs that its target names; the kubelet chooses among the free.
+    """Describe whether the pod gets its target's GPUs; the kubelet chooses among the free ones.
 
     Args:
         record: the decision.

@@ -1,8 +1,8 @@
 """Decide when to wake waiting pods; does no I/O, but remembers past wakes.
 
-A wake makes kube-scheduler try every pod that an extender rejected. It is cheap for us and
-expensive for kube-scheduler, so wakes are rare, and rarer while they help no pod. A node with free
-GPUs may still be unsuitable: we do not know pod affinity rules.
+A wake makes kube-scheduler try every pod that an extender rejected. It is cheap for the extender
+and expensive for kube-scheduler, so wakes are rare, and rarer while they help no pod. A node with
+free GPUs may still be unsuitable: we do not know pod affinity rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ from extender.fleet.groups import PodGroups
 # forever.
 
 MAX_NEEDS: Final = 32
-"""Distinct requests that one check examines."""
+"""Maximum number of distinct requests that one check examines."""
 
 MAX_PROMISING: Final = MAX_NEEDS // 2
-"""Most of them that had a node in their last check; the others are examined in rotation. So
-requests that have a node again and again, without effect, take only this share."""
+"""Maximum number of requests per check that had a node in their last check; the others are examined
+in rotation. So requests that repeatedly have a node, without effect, take only this share."""
 
 Key = TypeVar("Key")
 
@@ -103,12 +103,12 @@ _FIRST_RETRY_SECONDS: Final = 0.005
 """Assumed time of a retry in kube-scheduler before it is measured: a value for tens of nodes."""
 
 _LEAST_RETRIES: Final = 20
-"""Least number of retries from which their time is measured."""
+"""Minimum number of retries before their time is measured."""
 
 _MAX_DOUBLINGS: Final = 20
 
 _QUIET_INTERVALS: Final = 4
-"""Longest intervals without a wake after which useless wakes are forgotten."""
+"""Number of maximum intervals without a wake after which useless wakes are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +183,8 @@ class Hope:
 
     Attributes:
         pod: the pod.
-        node: one suitable node ...
-        nodes: ... and all of them.
+        node: one suitable node.
+        nodes: all suitable nodes.
     """
 
     pod: PodRef

@@ -2,8 +2,8 @@
 
 A pod is woken for a suitable node and counts there from then on, so no more pods are woken than
 there is room for. The node may still be unsuitable: we do not know pod affinity rules. So a pod
-that was woken in vain is not woken for the same node soon, and wakes for a node to which no pod
-came become rarer.
+that was woken without effect is not woken for the same node soon, and wakes for a node to which no
+pod was bound become rarer.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -13,7 +13,7 @@ from typing import Final
 from extender.effects.wake_plan import PACE, WakePace
 
 _MOST_NODES: Final = 256
-"""Most suitable nodes that are remembered between checks, the best ones."""
+"""Maximum number of suitable nodes that are remembered between checks, best first."""
 
 _MAX_REPEAT_SECONDS: Final = 3600.0
 """Longest pause before a pod is woken for the same node again: it lets a hundred others try."""
@@ -42,8 +42,8 @@ class _Pod:
 
     Attributes:
         node: node of its last wake.
-        is_out: whether the result of that wake is open.
-        failures: number of wakes in vain.
+        is_out: whether the result of that wake is still unknown.
+        failures: number of wakes without effect.
         tried: nodes to which it was not bound, with the end of the pause for each.
     """
 
@@ -121,7 +121,7 @@ class PodWakes:
         return self.open_nodes(confirmed, now)
 
     def open_nodes(self, nodes: Iterable[str], now: float) -> list[str]:
-        """Return the nodes whose pause after a wake in vain is over."""
+        """Return the nodes whose pause after a wake without effect is over."""
         return [node for node in nodes if self._is_open(node, now)]
 
     def keep_needs(self, needs: Collection[object]) -> None:
@@ -170,6 +170,6 @@ class PodWakes:
         pod.failures = min(pod.failures + 1, _MAX_DOUBLINGS)
 
     def _pause(self, doublings: int) -> float:
-        """Return the pause after wakes in vain, in seconds, after that many doublings."""
+        """Return the pause after wakes without effect, in seconds, after that many doublings."""
         shortest = self._pace.min_interval_seconds
         return min(shortest * 2.0**doublings, self._pace.max_interval_seconds)

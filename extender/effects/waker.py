@@ -1,10 +1,10 @@
 """Make kube-scheduler try rejected pods again when a node has room for them.
 
 kube-scheduler retries a rejected pod five minutes later, or after a change of an object that it
-watches; a metric is no such object. So the extender changes an annotation: on an object of its own,
-after which kube-scheduler retries all pods that an extender rejected, or on each pod with room for
-it, after which it retries that pod. From 1.37 on it also retries all of them after any pod event,
-except pods with a scheduling gate.
+watches; it does not watch metrics. So the extender changes an annotation. If it is on the
+extender's own object, kube-scheduler retries all pods that an extender rejected. If it is on a pod
+with room for it, kube-scheduler retries this pod. From 1.37 on it also retries all of them after
+any pod event, except pods with a scheduling gate.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ _SHOWN_PODS: Final = 5
 _SCANNED: Final = 250
 """Pods that are examined between two yields of the event loop."""
 LOOKED_AT: Final = 1000
-"""Most waiting pods that one check examines; more pods are examined in rotation."""
+"""Maximum number of waiting pods that one check examines; with more pods, checks take turns."""
 _MOST_WOKEN: Final = 64
-"""Most pods that one check wakes one by one: each takes a request and a few milliseconds."""
+"""Maximum number of pods that a check wakes singly: each takes a request and a few milliseconds."""
 _MAX_CHECKED_NODES: Final = 16
-"""Most nodes that a check offers first to more urgent pods that it did not examine."""
+"""Maximum number of nodes that a check offers first to more urgent pods that it did not examine."""
 _MAX_CHECKS: Final = 256
-"""Most pairs of pod and node that a check examines for this: each takes a fraction of a
-millisecond."""
+"""Maximum number of pairs of pod and node that a check examines for this: each takes a fraction of
+a millisecond."""
 _PIECE_CHECKS: Final = 8
 """Pairs that are examined in one step."""
 _PIECE_NODES: Final = 1000
@@ -261,7 +261,7 @@ class Waker:
             key=lambda each: each.place,
         )
         woken = set[str]()
-        # A node to which a pod did not come is offered to all other pods first: it may lack
+        # A node to which a woken pod was not bound is offered to all other pods first: it may lack
         # resources that we do not see, and a less urgent pod may need less of them.
         for is_first, (number, waiter) in product((True, False), enumerate(hopeful)):
             if number % _SCANNED == _SCANNED - 1:
@@ -345,7 +345,7 @@ class Waker:
             waiter: the pod.
             nodes: candidate nodes.
             now: monotonic time in seconds.
-            is_first: whether to consider only nodes without, or only nodes with, a wake in vain.
+            is_first: whether to consider only nodes without a failed wake, or only nodes with one.
         """
         request, uid = waiter.need.request, waiter.pod.uid
         for node in tuple(nodes):

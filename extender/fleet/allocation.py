@@ -1,4 +1,4 @@
-"""Allocate each node's devices to its resources and pods, again whenever one of them changes."""
+"""Allocate each node's devices to its resources and pods, and again after each change of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,9 +66,9 @@ class AllocationChange(IntEnum):
 class NodeAllocations:
     """Each node's row in the pool of each of its resources, and the pods on each device.
 
-    A pod keeps its devices for its lifetime. Sources sometimes lose a pod, and some name only
-    one of the pods that share a device. So a pod that was reported on a device stays there as long
-    as no source reports it elsewhere.
+    A pod keeps its devices for its lifetime. Sources sometimes lose a pod, and some name only one
+    of the pods that share a device. So a pod that was reported on a device stays there until a
+    source reports it on another device.
 
     Args:
         policy: settings of the decision.
@@ -136,7 +136,7 @@ class NodeAllocations:
         return self._current_tenants.get(node, {})
 
     def apply_holders(self, readings: Readings) -> Steps[set[str]]:
-        """Apply which pods hold which devices; return the nodes where that may have changed.
+        """Apply the device holders of an answer; return the nodes whose holders may have changed.
 
         If the source cannot report them, its last mapping stays valid while a reading is fresh.
         """
@@ -155,7 +155,7 @@ class NodeAllocations:
         return {name for name in nodes if not self._holder_sources.is_own(name)}
 
     def apply_own_holders(self, holders: Mapping[str, Holders | None]) -> set[str]:
-        """Apply which pods hold the devices of some nodes, as the nodes' agents report.
+        """Apply the device holders that agents report for their nodes.
 
         Args:
             holders: by node; None if the agent cannot report them.
@@ -169,7 +169,7 @@ class NodeAllocations:
     def note_requested(self, node: str, requested: HostResources) -> bool:
         """Record the CPU, memory and storage that all pods request of a node.
 
-        For a node that is not allocated yet, it counts from its first allocation.
+        If the node is not allocated yet, they count from its first allocation.
 
         Returns:
             Whether the node must be allocated again.
@@ -185,7 +185,7 @@ class NodeAllocations:
         return set(self._holder_sources.expire(now, self._policy.freshness.max_age_seconds))
 
     def shift_back(self, seconds: float) -> None:
-        """Move all noted times back after the clock was set back by this many seconds."""
+        """Shift all recorded times back after the clock was set back by this many seconds."""
         for dated in (self._holder_sources, self._unattributed_ends, self.offers, self._departures):
             dated.shift_back(seconds)
         for ended in self._ended.values():
@@ -286,7 +286,7 @@ class NodeAllocations:
         self._unsettled = (self._unsettled - rows.keys()) | unsettled
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
-        """Release the devices of an ended pod; readings from before count for no pod.
+        """Release the devices of an ended pod; earlier readings then count for no pod.
 
         If it is unknown which devices the pod held, it may have held any device that no other pod
         is known to hold, except devices with foreign use from before the pod.
@@ -357,7 +357,7 @@ class NodeAllocations:
                 self._store.note_shares(row, held)
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
-        """Return the pods on each device of a node, by mapping, earlier reports and claims."""
+        """Return the pods on each device of a node, from mapping, earlier reports and claims."""
         mapping = self._holder_sources.of(name)
         keys = {pod.key for pod in pods if mapping.is_of(pod)}
         ended = self._ended.get(name, {})
@@ -393,7 +393,7 @@ class NodeAllocations:
         return {row for rows, count in behind for row in self._store.replaced(rows, count, since)}
 
     def _forget_ended(self, name: str, now: float) -> None:
-        """Forget ended pods whose devices have no valid reading from before their end any more."""
+        """Forget ended pods once no valid reading of their devices is older than their end."""
         ended, oldest = self._ended.get(name, {}), now - self._policy.freshness.max_age_seconds
         for key in [key for key, at in ended.items() if at < oldest]:
             del ended[key]
@@ -472,8 +472,8 @@ class NodeAllocations:
     def _record_use(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
         """Record the memory of pods that have a shared device to themselves.
 
-        Some sources name only one of the pods on a device. So all pods of the node must be
-        reported.
+        Nothing is recorded until all pods of the node are reported: some sources name only one pod
+        per device.
         """
         name = pods[0].node if pods else ""
         rows = [row for row in self._rows.get(name, {}).values() if row.is_shared]
@@ -509,7 +509,7 @@ class NodeAllocations:
             self._loaded_at[name] = first + seconds
 
     def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
-        """Record devices that are shared among pods; return the nodes where that is new."""
+        """Record devices that pods share; return the nodes that were not known to share devices."""
         return self.sharing.note_divided(devices, self._nodes)
 
     def _expected(self, node: NodeRecord, seen: Sequence[ExpectedDevice]) -> tuple[Expected, ...]:
@@ -557,7 +557,7 @@ class NodeAllocations:
     def _note_tenants(
         self, name: str, pods: Sequence[PodRecord], tenants: TenantsByRow, now: float
     ) -> bool:
-        """Record who holds each device; return whether a device has a new tenant.
+        """Record the holders of each device; return whether a device has a new tenant.
 
         The history of a device with a new tenant starts afresh.
         """

@@ -112,7 +112,7 @@ class PodClocks:
         self._works_since[pod.uid] = now if is_late else min(last, now)
 
     def shift_back(self, seconds: float) -> None:
-        """Move corrected times back after our clock was set back by this many seconds."""
+        """Shift corrected times back after our clock was set back by this many seconds."""
         for reported_times in (self._bound_at, self._failed_at):
             for uid, time in reported_times.items():
                 reported_times[uid] = replace(time, corrected=time.corrected - seconds)

@@ -46,9 +46,9 @@ source, `reported_at` the older one of activity and memory, `seen_at` the last a
 device, `first_seen_at` the first one.
 
 Times of the tenants: `tenants_since` when they last changed; windows and streaks ignore older
-measurements. `held_at` since when pods hold the device without a pause; the recent window ignores
-past readings from before. `freed_at` when the last tenant ended; older measurements count for no
-pod. `was_used_at` when use without a tenant was first measured.
+measurements. `held_at` the time from which pods have held the device without a pause; the recent
+window ignores older readings. `freed_at` when the last tenant ended; older measurements are not
+attributed to any pod. `was_used_at` when use without a tenant was first measured.
 
 Memory: as in `core.devices.foreign_memory`. `released_bytes` is the part of the declared memory
 that ended pods used."""
@@ -71,11 +71,11 @@ _FLAGS = (
 )
 _COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
 _RECENT_PARTS = 6
-"""Parts of the recent window: old values leave it one part at a time."""
+"""Number of parts of the recent window; its values expire one part at a time."""
 
 _LEAST = 1024
 _GROWTH = 1.125
-"""Growth factor of the columns. Spare rows cost a kilobyte each, too."""
+"""Growth factor of the columns. Spare rows also take a kilobyte each."""
 
 
 class DeviceColumns:
@@ -141,7 +141,7 @@ class DeviceColumns:
             self.counts[name] = _padded(counts, self.capacity)
 
     def shift_back(self, seconds: float, now: float) -> None:
-        """Move all times back after the clock was set back, and none beyond now.
+        """Shift all times back after the clock was set back, but none into the future.
 
         Args:
             seconds: time by which the clock was set back.
@@ -180,7 +180,7 @@ class DeviceColumns:
         self.flags["is_foreign"][rows] = False
 
     def restore_foreign_use(self, rows: Rows, readings: int) -> None:
-        """Restore foreign use from before the pods that have just ended.
+        """Restore the foreign use that existed before the pods that have just ended.
 
         A single reading confirms or clears it.
 

@@ -41,9 +41,9 @@ class _UnattributedEnd:
 
 
 class UnattributedEnds:
-    """Ends of pods on whole devices of nodes where no source reports who holds which device.
+    """Ends of pods with whole devices on nodes where no source reports device holders.
 
-    The number of the devices is known, but not which ones they are. This number counts as free,
+    The number of freed devices is known, but not their identity. This number counts as free,
     regardless of the last readings, until two newer readings show which devices are in use.
 
     Args:
@@ -62,7 +62,7 @@ class UnattributedEnds:
         self._ends.pop(node, None)
 
     def shift_back(self, seconds: float) -> None:
-        """Move all noted times back after the clock was set back by this many seconds."""
+        """Shift all recorded times back after the clock was set back by this many seconds."""
         self._ends = {
             node: tuple(
                 replace(
@@ -115,7 +115,7 @@ class UnattributedEnds:
             del self._ends[node]
 
     def with_freed_devices(self, node: str, resource: str, row: PoolRow) -> PoolRow:
-        """Return a node's row with the devices that such pods have left."""
+        """Return a node's row in which the devices of these ended pods are free."""
         ends = [end for end in self._ends.get(node, ()) if end.resource == resource]
         if not ends or row.is_shared:
             return row
@@ -132,7 +132,7 @@ class _Release:
 
     Attributes:
         used: memory in use, in bytes.
-        others: part of it that exceeds declarations, in bytes.
+        others: part of `used` that exceeds the pods' declarations, in bytes.
     """
 
     used: float = 0.0
@@ -206,7 +206,7 @@ class Departures:
             pod: the pod.
             rows: its devices.
             at: when it ended, seconds since the epoch.
-            staying: ratio of each device's load that its other tenants keep; None if no other pod
+            staying: ratio of each device's load that its other tenants cause; None if no other pod
                 holds the devices.
         """
         is_last = staying is None
@@ -232,7 +232,7 @@ class Departures:
         return shares_of(sum(pod.resources.values()), len(rows))[rows.index(row)]
 
     def _is_last_undeclared(self, pod: PodRecord, slot: int) -> bool:
-        """Return whether the pod is the only one on a shared device without a declaration."""
+        """Return whether the pod is the only pod without declared memory on a shared device."""
         rows = self._rows.get(pod.node, {}).values()
         return pod.memory_bytes is None and all(
             row.undeclared[row.slots.index(slot)] <= self._shares(pod, slot)
@@ -263,7 +263,7 @@ class Departures:
             )
 
     def shift_back(self, seconds: float) -> None:
-        """Move all noted times back after the clock was set back by this many seconds."""
+        """Shift all recorded times back after the clock was set back by this many seconds."""
         for ended_pods in self._ended_pods.values():
             for uid, pod in ended_pods.items():
                 ended_pods[uid] = replace(pod, at=pod.at - seconds)
@@ -309,7 +309,7 @@ class Departures:
             rows: the node's row with these pods, and without them.
             tenants: pods that are known to hold each device.
             pods: pods that leave.
-            unreported_devices: number of further devices that they may hold, which ones is unknown.
+            unreported_devices: number of further, unknown devices that they may hold.
             node: node whose recently ended pods count, too; "" for none.
         """
         before, after = rows
@@ -375,8 +375,8 @@ class Departures:
     ) -> _Release:
         """Return the memory that pods release on a device that other pods keep.
 
-        Only memory that is known to be theirs counts. If no other pod without a declaration stays,
-        all undeclared memory that is not foreign is theirs.
+        Only memory that is known to belong to these pods counts. If no other pod without declared
+        memory stays, all undeclared memory that is not foreign belongs to them.
         """
         used, others, foreign = self._store.occupancy(row)
         own, of_others, unreported, is_unreported = 0.0, 0.0, 0.0, False
@@ -436,7 +436,7 @@ def count_unreported(
     rows: Mapping[str, PoolRow],
     tenants: TenantsByRow,
 ) -> int:
-    """Return the number of devices behind a resource whose pods no source reports.
+    """Return the number of devices behind a resource whose holders no source reports.
 
     Args:
         pods: the pods.

@@ -22,10 +22,10 @@ class DeviceUse(NamedTuple):
         row: row of the device.
         has_tenants: pods hold it, or may hold it.
         is_unheld: no pod is reported on it, and mapping and API agree.
-        is_free_for_sure: in addition, no pod is too new to be reported.
+        is_free_for_sure: `is_unheld`, and no pod is too new to be reported.
         declared_bytes: memory that its pods declared, `WHOLE_DEVICE` if a pod has all of it.
-        has_undeclared: pods without a declaration may share it.
-        is_filling: the only such pods are ones that readings do not cover yet.
+        has_undeclared: pods without declared memory may share it.
+        is_filling: readings cover none of the pods without declared memory yet.
     """
 
     row: int

@@ -14,7 +14,7 @@ _FORGOTTEN_WEIGHT = 0.01
 
 
 _MOST_AVOIDED = 64
-"""Maximum number of nodes that an owner's next pods avoid; each costs an extra evaluation."""
+"""Maximum number of nodes that an owner's next pods avoid; each takes an extra evaluation."""
 
 _SHARE_DIGITS = 2
 """Digits of a share of certainty. Rounding keeps the value constant between two moments."""
@@ -97,7 +97,7 @@ class FailureLog:
             failure.reported_at = max(at, failure.reported_at or at)
 
     def shift_back(self, seconds: float) -> None:
-        """Move all noted times back after the clock was set back by this many seconds."""
+        """Shift all recorded times back after the clock was set back by this many seconds."""
         for failures in self._by_node.values():
             for failure in failures.values():
                 failure.shift_back(seconds)

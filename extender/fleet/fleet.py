@@ -1,4 +1,4 @@
-"""Own the state of the fleet: apply the data of all sources, and build snapshots."""
+"""Hold the state of the fleet: apply the data of all sources, and build snapshots."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -58,12 +58,12 @@ class Fleet:
     Args:
         policy: settings of the decision.
         clock: seconds since the epoch.
-        in_steps: whether a task calls `settle_in_steps` and `refresh_in_steps` continuously. Then a
-            snapshot leaves changes of many nodes, and new readings, to that task, and shows the
-            state before. It always includes pods that came or went.
+        in_steps: whether a task calls `settle_in_steps` and `refresh_in_steps` continuously. Then
+            that task applies changes of many nodes and new readings, and a snapshot shows the state
+            before. A snapshot always includes added and removed pods.
 
     Attributes:
-        changed: published when pods came to a node or left it.
+        changed: published when pods were added to a node or removed from it.
         pod_waiting: published for each new GPU pod that is not bound.
         contested: number of readings refused because another node reports the device.
         unbound_pods: GPU pods that are not bound and have not ended, by UID; read only.
@@ -283,7 +283,7 @@ class Fleet:
         yield from self._apply_shares(readings)
 
     def _apply_shares(self, readings: Readings) -> Steps[None]:
-        """Apply the memory by pod that a source reports, in cooperative steps."""
+        """Apply the memory use that a source reports per pod, in cooperative steps."""
         by_node: dict[str, list[tuple[DeviceKey, str, int]]] = {}
         for device, pod, held in readings.shares:
             row = self.store.row_of(device)
@@ -315,7 +315,7 @@ class Fleet:
         )
 
     def note_shares(self, node: str, shares: Sequence[Share], at: float) -> None:
-        """Apply the memory of shared devices that the pods of a node use.
+        """Apply the memory that the pods of a node use on shared devices.
 
         Args:
             node: name of the node.
@@ -387,8 +387,8 @@ class Fleet:
     def adopt_in_steps(self, policy: Policy) -> Steps[None]:
         """Switch to another policy; the last step puts it in force.
 
-        No snapshot mixes both policies. Readings, allocations and assumptions stay. Readings that
-        are applied meanwhile cost another step for the nodes that they change.
+        No snapshot mixes both policies. Readings, allocations and assumptions stay. Nodes that
+        readings change meanwhile take another step.
         """
         staged = StagedPolicy(self._allocations, policy)
         if is_allocated_by(policy) != is_allocated_by(self.policy):
@@ -441,7 +441,7 @@ class Fleet:
         return self._known.by_uid
 
     def pods_on(self, node: str) -> tuple[PodRecord, ...]:
-        """Return the pods that hold devices of a node; shares of its cards' memory as bytes."""
+        """Return the pods that hold devices of a node, with memory shares converted to bytes."""
         pods = tuple(self._pods_of_node.get(node, {}).values())
         if not any(pod.memory_share for pod in pods):
             return pods
@@ -452,7 +452,7 @@ class Fleet:
         return int(self.snapshot().telemetry.memory_total_bytes.max(initial=0.0))
 
     def memory_on(self, node: str, asked: GpuRequest | PodRecord) -> int | None:
-        """Return the memory per device that a pod requires on a node, None if none is known."""
+        """Return the memory per device that a pod requires on a node, None if unknown."""
         shared = int(asked.memory_share * self.store.card_bytes(node)) if asked.memory_share else 0
         return max(shared, asked.memory_bytes or 0) or None
 
@@ -489,7 +489,7 @@ class Fleet:
         return self._allocations.similar_pods.measured(kin)
 
     def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
-        """Return a request with the fleet's knowledge: nodes to avoid, expected memory, targets.
+        """Add the fleet's knowledge to a request: nodes to avoid, expected memory, targets.
 
         Args:
             request: a pod's GPU request.

@@ -29,8 +29,8 @@ class _Members:
 
     Attributes:
         placed: pods by node, bound or assumed.
-        waiting: devices that the pods ask for that are not placed.
-        counts: devices that each of all these pods asks for.
+        waiting: devices requested by the pods that are not placed.
+        counts: devices requested by each of these pods.
     """
 
     placed: Mapping[str, int]
@@ -96,13 +96,13 @@ class PodGroups:
         """Note that kube-scheduler asks about the next pod of a group.
 
         If the pod is assumed already, kube-scheduler has reverted the group and tries it again, so
-        pods assumed after this one are dropped. The group's other assumed pods count on. Groups
-        that kube-scheduler never reverts are left alone.
+        pods assumed after this one are dropped. The group's other assumed pods still count. Groups
+        that kube-scheduler never reverts do not change.
 
         Args:
             uid: UID of the pod.
             group: its group.
-            until: end of the time that the group's pods count, seconds since the epoch.
+            until: time until which the group's pods count, seconds since the epoch.
         """
         if group is None or not group.is_reverted:
             return
@@ -111,11 +111,11 @@ class PodGroups:
         self._ledger.prolong(others, until)
 
     def note_bound(self, record: PodRecord, *, until: float) -> None:
-        """Note that a pod is bound: kube-scheduler then binds the others of its group, too.
+        """Record that a pod is bound: kube-scheduler then also binds the other pods of its group.
 
         Args:
             record: the pod.
-            until: end of the time that the others count, seconds since the epoch.
+            until: time until which the other pods count, seconds since the epoch.
         """
         if record.group is not None and record.group.is_reverted:
             self._ledger.prolong(self.members(record.group.key), until)
@@ -161,7 +161,7 @@ class PodGroups:
         )
 
     def _members(self, key: str, uid: str, resource: str) -> _Members:
-        """Return the pods of a group without one pod."""
+        """Return the pods of a group except the pod that is being placed."""
         placed: dict[str, int] = {}
         counts: list[int] = []
         waiting = 0
@@ -199,7 +199,7 @@ class PodGroups:
     ) -> Flags:
         """Return per row of a pool whether labels, lasting taints and targets admit the pod.
 
-        A pod whose node selection is unknown may go anywhere.
+        If the pod's node selection is unknown, every node admits it.
         """
         record = self._pods.get(uid)
         selection = (record and record.selection) or ANYWHERE
@@ -216,7 +216,7 @@ class PodGroups:
 
 
 def _selectable(node: NodeRecord | None) -> tuple[object, ...]:
-    """Return the parts of a node that topologies and node selections depend on."""
+    """Return the fields of a node on which topologies and node selections depend."""
     return (node.labels, node.other_labels, node.hostname, node.taints) if node else ()
 
 

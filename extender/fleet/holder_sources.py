@@ -122,7 +122,7 @@ class HolderSources:
         )
 
     def shift_back(self, seconds: float) -> None:
-        """Move all noted times back after the clock was set back by this many seconds."""
+        """Shift all recorded times back after the clock was set back by this many seconds."""
         self._at -= seconds
         self._own = {
             node: replace(holders, at=holders.at - seconds) for node, holders in self._own.items()

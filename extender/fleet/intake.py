@@ -32,8 +32,8 @@ _MEAN_SPAN_SECONDS = 15.0
 """Longest period that a reported mean may cover: more than the time between two heartbeats."""
 
 _XID_AGAIN_SECONDS = 10.0
-"""An XID has happened again if it is dated later than before by more than this. The times in an
-agent's reports vary by less."""
+"""An XID has occurred again if its time is more than this many seconds later than before. The times
+in an agent's reports vary by less."""
 
 _MOST_SOURCES = 8
 
@@ -125,7 +125,7 @@ class Intake:
             readings: the answer.
             placed: rows of its devices.
             now: seconds since the epoch.
-            keep_rows: returns which of some devices still have their row; others are skipped.
+            keep_rows: returns which of the given devices still have their row; others are skipped.
         """
         disagree = np.zeros(len(placed.rows), dtype=np.bool_)
         for start in range(0, len(placed.rows), PIECE_DEVICES):
@@ -217,7 +217,7 @@ class Intake:
         uses = shows_use(used, seen.agreed, self.policy.foreign)
         if own is not None:
             uses |= own.is_foreign  # by its processes
-        # The user may be a pod that the mapping does not show yet. So such use is not foreign,
+        # A pod that the mapping does not show yet may use the device. So the use is not foreign,
         # unless the node's agent knows that the process belongs to no pod.
         is_certain = self._flag["is_free_for_sure"][rows] | ~uses
         if own is not None:
@@ -243,7 +243,7 @@ class Intake:
             before, self._float["was_used_at"][free], readings.measured_at[counts_when_free]
         )
         self._float["was_used_at"][free] = at
-        # One busy signal alone does not prove use, but such a device must not count as idle.
+        # A single busy signal does not prove use, but the device must not count as idle.
         is_free = known & self._flag["is_free_for_sure"][rows]
         is_busy = seen.measured > self.policy.foreign.utilization
         self._flag["was_busy"][rows[is_free]] = is_busy[is_free]
@@ -284,7 +284,7 @@ class Intake:
 
 
 def without(readings: Readings, kept: Flags) -> Readings:
-    """Return an answer without some of its devices.
+    """Filter the devices of an answer.
 
     Args:
         readings: the answer.
@@ -302,7 +302,7 @@ def without(readings: Readings, kept: Flags) -> Readings:
 
 
 def _own_of(own: Own, kept: Flags | Rows | slice) -> Own:
-    """Return an agent's part of an answer for some of its devices."""
+    """Filter the devices of an agent's additional data."""
     return replace(
         own,
         mean=own.mean[kept],

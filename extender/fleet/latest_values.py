@@ -1,12 +1,12 @@
 """Store the last valid value of each signal of each device, and its time.
 
-A source sometimes loses a signal: a query fails, a value is blank, a label is missing once. That
+A source sometimes loses a signal: a query fails, a value is blank, a label is missing once. A loss
 says nothing about the device. So a value stays until a newer one replaces it or it is too old. Each
-value has its own age and fades by it. A missing signal does not look fresh because other signals of
-its device are.
+value fades by its own age: a missing signal does not look fresh because other signals of the device
+are.
 
 Of several sources, the newest value of a signal counts. A source that reports only changes is
-preferred for some seconds more: its silence means that nothing has changed.
+preferred for some more seconds, because its silence means that nothing has changed.
 """
 
 import math
@@ -185,7 +185,7 @@ class LatestValues:
     def reported_signals(
         self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]
     ) -> ReportedSignals:
-        """Copy sources and times of some signals of some rows.
+        """Copy sources and times of the given signals and rows.
 
         Args:
             signals: the signals.
@@ -206,7 +206,7 @@ class LatestValues:
         return np.where(by_utilization > 0, by_utilization, by_others)
 
     def replaces(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
-        """Return where a source's new value replaces the last one.
+        """Return per device whether a source's new value replaces the last one.
 
         Args:
             origin: the source.
@@ -222,7 +222,7 @@ class LatestValues:
         return counts
 
     def align_activity(self, rows: Rows) -> None:
-        """Drop activity that was measured at another time than that of the leading source."""
+        """Drop activity that was not measured at the time of the leading source's activity."""
         if len(self._seen) < 2:  # noqa: PLR2004 - with one source there is nothing to drop
             return
         leader = self.activity_by(rows)
@@ -251,7 +251,7 @@ class LatestValues:
         self._capacity = capacity
 
     def shift_back(self, seconds: float, now: float) -> None:
-        """Move all times back after the clock was set back, and none beyond now."""
+        """Shift all times back after the clock was set back, but none into the future."""
         for times in self._times.values():
             np.minimum(times - seconds, now, out=times)
 
@@ -373,7 +373,7 @@ class LatestValues:
     ) -> None:
         """Replace values; a missing one leaves the last value if it was measured since `since`.
 
-        Values of a source that counts more stay, too.
+        Values of a preferred source also stay.
         """
         column = self.column(signal)
         times, origins = self._times[signal], self._origins[signal]

@@ -1,7 +1,7 @@
 """Record the memory that pods use on the devices that they share.
 
-Agents report it periodically, which serves advice. Exporters that split memory by pod report its
-current value.
+Agents report it periodically, for advice. Exporters that report memory per pod give its current
+value.
 """
 
 from collections import OrderedDict
@@ -20,13 +20,13 @@ _SAMPLE_SECONDS: Final = 50.0
 """Minimum time between two samples. Agents report once a minute."""
 
 MOST_ALIKE: Final = 8
-"""Maximum number of similar pods whose memory is remembered."""
+"""Maximum number of similar pods whose memory is stored."""
 
 MOST_KEYS: Final = 4096
 """Maximum number of keys of similar pods."""
 
 MOST_DEVICES: Final = 128
-"""Maximum number of devices remembered for a pod: 16 cards of 7 instances each, and a reserve."""
+"""Maximum number of devices stored for a pod: 16 cards of 7 instances each, and a reserve."""
 
 _Value = TypeVar("_Value")
 
@@ -72,8 +72,8 @@ class _Seen:
 class SimilarPods:
     """Memory that pods were measured to use on a device, for similar pods.
 
-    The few pods that started last count, including ended ones. The order of the records does not
-    matter: replicas that see the same pods must expect the same memory.
+    Only the few pods that started last count, including ended ones. The order of the records does
+    not matter: replicas that see the same pods must expect the same memory.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class PodMemory:
                 one.samples, one.last_at = one.samples + 1, at
 
     def use(self, uid: str, devices: Sequence[DeviceKey]) -> Use:
-        """Return the maximum memory of a pod on one of its devices, and the fewest samples of them.
+        """Return a pod's maximum memory on any of its devices, and the smallest number of samples.
 
         The activity is unknown. The memory is unknown, too, if a device was not reported.
         """

@@ -58,7 +58,7 @@ class KnownPods:
         return record
 
     def _note_end(self, uid: str) -> None:
-        """Count the end of a pod's former state."""
+        """Count the change when a pod leaves its former state."""
         before = self.by_uid.get(uid)
         if before is not None:
             self.namespaces.remove(before.namespace)

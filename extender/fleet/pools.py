@@ -97,7 +97,7 @@ def _is_same(one: PoolRow, other: PoolRow) -> bool:
 def fits_pools(
     pools: Mapping[str, Pool], node: str, rows: Mapping[str, PoolRow], capacity: int
 ) -> bool:
-    """Return whether a node's rows can become dirty rows of the pools, even with other devices.
+    """Return whether a node's rows can become dirty rows of the pools, even if its devices changed.
 
     Args:
         pools: pools by resource.
@@ -168,7 +168,7 @@ def refresh_pools(
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
 ) -> dict[str, Pool]:
-    """Return the pools with new estimates of all devices, and with the rows of some nodes replaced.
+    """Return the pools with new estimates of all devices, and new rows of the changed nodes.
 
     Args:
         pools: pools by resource; their devices must be the same.
@@ -191,7 +191,7 @@ def written_batch(pool: Pool) -> Batch:
 def with_estimates(
     pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]
 ) -> Pool:
-    """Return a pool with other arrays and no dirty rows; the caller sets its version.
+    """Return a pool with new arrays and no dirty rows; the caller sets its version.
 
     Args:
         pool: the pool.

@@ -1,4 +1,4 @@
-"""Estimate all devices for the next snapshot, in cooperative steps, while answers go on."""
+"""Estimate all devices for the next snapshot, in cooperative steps between answers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -102,7 +102,7 @@ class Refresh:
         return policy is self._policy
 
     def _estimate(self, store: DeviceStore, nodes: Iterable[str]) -> None:
-        """Estimate all devices of some nodes; an estimate may depend on devices beside it."""
+        """Estimate all devices of the given nodes; an estimate may depend on sibling devices."""
         rows = store.rows_on(nodes)
         rows = rows[rows < len(self._telemetry.utilization)]  # later ones were added meanwhile
         part, _ = estimate(store.evidence(rows), self._policy, self._now)

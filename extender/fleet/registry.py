@@ -16,7 +16,7 @@ _PLACEHOLDER = -1
 
 MOST_ON_NODE = 512
 """Maximum number of devices remembered for a node, reported or not. An agent reports 256 at most.
-An agent that reports other devices each time must not fill the memory."""
+An agent that reports different devices each time must not fill the memory."""
 
 _NOTHING = DeviceInfo(node="", uuid="")
 
@@ -43,7 +43,7 @@ class PlacedDevices:
     is_contested: bool = False
 
     def only(self, kept: Flags | Rows) -> "PlacedDevices":
-        """Return the rows of some of the devices."""
+        """Return the rows of the kept devices."""
         return replace(self, rows=self.rows[kept], is_instance=self.is_instance[kept])
 
 
@@ -126,7 +126,8 @@ class DeviceRegistry:
         Args:
             devices: the devices.
             source: the source.
-            is_kept: returns whether other sources report a row's device that this answer lacks.
+            is_kept: returns whether other sources report the device of a row if this answer lacks
+                it.
 
         Yields:
             Rows that have a new device, and rows whose device has another description.
@@ -168,9 +169,9 @@ class DeviceRegistry:
         source: str,
         is_fresh: Callable[[int], bool],
     ) -> Placing:
-        """Assign a row to every device of some nodes, in cooperative steps, as in `place`.
+        """Assign a row to every device of the given nodes, in cooperative steps, as in `place`.
 
-        A device of another node stays there as long as it is reported there.
+        A device stays on another node as long as it is reported there.
 
         Args:
             on_nodes: nodes whose devices are complete in the answer.
@@ -223,8 +224,8 @@ class DeviceRegistry:
             devices: the devices.
             changed_nodes: changed nodes are added to this set.
             source: the source.
-            is_there: returns whether a row's device stays on the other node that it is known on.
-            is_own: whether such a device then gets the row -1 in this answer.
+            is_there: returns whether a row's device stays on the other node where it is known.
+            is_own: whether a device that stays on another node gets the row -1 in this answer.
         """
         described = self._descriptions.setdefault(source, {})
         rows: list[int] = []
@@ -358,7 +359,7 @@ class DeviceRegistry:
     def _update(self, row: int, info: DeviceInfo, nodes: set[str]) -> bool:
         """Update the description of a row's device; return whether it is another device.
 
-        A MIG instance with another profile is another device that was given the same number.
+        A MIG instance with another profile is a new device that reuses the number.
         """
         before = self._info[row]
         self._info[row] = info

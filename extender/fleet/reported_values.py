@@ -1,4 +1,4 @@
-"""Copy the values reported of some devices, compactly, because thousands are kept."""
+"""Copy the reported values of devices in a compact form, because thousands are stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ReportedValues:
         rest_watts: power draw of each device at rest, NaN if unknown.
         memory: source and time of the memory signals.
         heat: source and time of the temperature.
-        clocks: source and time of the reasons that hold clocks back.
+        clocks: source and time of the clock event reasons.
     """
 
     signals: tuple[Signal, ...]
@@ -59,7 +59,7 @@ class ReportedValues:
 def reported_values_of(
     columns: DeviceColumns, rows: Rows, sources: Sequence[str]
 ) -> ReportedValues:
-    """Copy the reported values of some devices.
+    """Copy the reported values of the given devices.
 
     Args:
         columns: the device columns.

@@ -1,4 +1,4 @@
-"""Collect evidence that a node shares its devices among pods; it holds while the capacity stays."""
+"""Collect evidence that a node shares its devices among pods, valid until its capacity changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -29,7 +29,7 @@ class OfferChanges:
         self._at[node] = now
 
     def shift_back(self, seconds: float) -> None:
-        """Move all noted times back after the clock was set back by this many seconds."""
+        """Shift all recorded times back after the clock was set back by this many seconds."""
         self._at = {name: at - seconds for name, at in self._at.items()}
 
     def note(self, before: NodeRecord | None, node: NodeRecord, now: float) -> None:
@@ -55,8 +55,8 @@ class OfferChanges:
 class ShareEvidence:
     """Evidence that a node has fewer devices than it offers, because pods share them.
 
-    The evidence outlasts pods and sources. A source that reports fewer devices than the node offers
-    is no evidence: it may miss some.
+    The evidence stays valid after the pods or sources are gone. A source that reports fewer devices
+    than the node offers is no evidence: it may miss some.
 
     Args:
         store: devices and their readings.
@@ -91,7 +91,7 @@ class ShareEvidence:
     def note_divided(
         self, devices: Iterable[DeviceKey], nodes: Mapping[str, NodeRecord]
     ) -> set[str]:
-        """Record devices that are shared among pods; return the nodes where that is new.
+        """Record devices that pods share; return the nodes that were not known to share devices.
 
         Args:
             devices: shared devices.
@@ -110,8 +110,8 @@ class ShareEvidence:
         Args:
             node: the node.
             pods: pods that hold devices of it.
-            tenants: pods on each device. A terminating pod may have passed its device on already,
-                so it does not count.
+            tenants: pods on each device. A terminating pod does not count, because another pod may
+                already hold its device.
         """
         counted = {
             pod.key for pod in pods if pod.resources and not (pod.claimed or pod.is_deleting)

@@ -2,8 +2,8 @@
 
 A few changed nodes become dirty rows of the pools (`pools.update_pools`). Other changes, such as
 new readings of many devices, or added and removed nodes, take a refresh (`refresh`): all devices
-are estimated again, and each pool begins a new version. A refresh runs in cooperative steps beside
-the requests; nodes that change meanwhile are dirty rows of its result.
+are estimated again, and each pool begins a new version. A refresh runs in cooperative steps between
+requests; nodes that change meanwhile are dirty rows of its result.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -38,8 +38,7 @@ PIECE_NODES = 256
 """Nodes that become dirty rows per cooperative step: about a millisecond."""
 
 OVERDUE_SECONDS = 30.0
-"""Age of the estimates at which a query refreshes them itself although a task refreshes them in
-steps."""
+"""Age of the estimates at which a query refreshes them itself instead of waiting for the task."""
 
 
 class Snapshots:
@@ -227,7 +226,7 @@ class Snapshots:
         return self._is_up_to_date and self._is_younger_than(REFRESH_SECONDS, now)
 
     def _is_younger_than(self, seconds: float, now: float) -> bool:
-        """Return whether the estimates are younger than this; False after the clock went back."""
+        """Return whether the estimates are younger than this; False if the clock was set back."""
         return 0 <= now - self._estimated_at < seconds
 
     def _next(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
@@ -254,8 +253,8 @@ class Snapshots:
     ) -> Snapshot:
         """Return a snapshot with the allocations of changed nodes, some of them estimated again.
 
-        Nodes that the snapshot does not contain, or that have more devices than it has room for,
-        are left as they are.
+        Nodes that the snapshot does not contain, or that have too many devices for its arrays, do
+        not change.
         """
         rows, capacity = self._allocations.rows, len(before.telemetry.utilization)
         fitting = {

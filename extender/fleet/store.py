@@ -64,7 +64,7 @@ class DeviceStore:
         self._policy = self._intake.policy = policy
 
     def shift_back(self, seconds: float, now: float) -> None:
-        """Move all noted times back after the clock was set back, and none beyond now."""
+        """Shift all recorded times back after the clock was set back, and none beyond now."""
         self._columns.shift_back(seconds, now)
 
     def prefer(self, source: str, seconds: float) -> None:
@@ -111,7 +111,7 @@ class DeviceStore:
         return rows
 
     def rows_on(self, nodes: Iterable[str]) -> Rows:
-        """Return the rows of all devices of some nodes, placeholders included."""
+        """Return the rows of all devices of the given nodes, including placeholders."""
         rows = [row for node in nodes for row in self._registry.of_node(node)]
         return np.array(rows, dtype=np.intp)
 
@@ -121,19 +121,19 @@ class DeviceStore:
         return [row for row in rows if row not in used and self._registry.is_placeholder(row)]
 
     def is_shown_whole(self, rows: Sequence[int]) -> bool:
-        """Return whether the latest answer about some devices covers all of them."""
+        """Return whether the latest answer about the given devices covers all of them."""
         return len(set(self._float["seen_at"][list(rows)].tolist())) <= 1
 
     def replaced(self, rows: Sequence[int], count: int, since: float) -> list[int]:
         """Return the devices that were replaced or removed.
 
-        A device was replaced if the source reports the full number without it, and one of these is
-        newer. It was removed if it was not measured since the node began to offer fewer. A device
-        that is only missing from an answer is not replaced, because then fewer devices are
-        reported.
+        A device was replaced if the source reports the full number of devices without it, and one
+        of them is newer. It was removed if it was not measured since the node began to offer fewer
+        devices. A device that is only missing from an answer is not replaced, because then fewer
+        devices are reported.
 
         After a node came back, a source may still report its former devices. Once the full number
-        has been measured since, the others are removed.
+        of devices has been measured since then, the former ones are removed.
 
         Args:
             rows: devices of a node behind one of its resources.
@@ -198,7 +198,7 @@ class DeviceStore:
         return tuple(names[number] for number in numbers), np.where(source > 0, reported_at, at)
 
     def had_fault(self, node: str, at: float) -> bool:
-        """Return whether a device of a node had an XID around a time, other than a program's fault.
+        """Return whether a node's device had an XID around a time; faults of programs do not count.
 
         Args:
             node: name of the node.
@@ -225,7 +225,7 @@ class DeviceStore:
         return None if found is None else (self._intake.sources[found[0]], found[1])
 
     def copy_reported(self, rows: Rows) -> ReportedValues:
-        """Copy the values reported of some devices, with their sources."""
+        """Copy the reported values of the given devices, with their sources."""
         return reported_values_of(self._columns, rows, self._intake.sources)
 
     def disagreements(self, source: str) -> int:
@@ -234,7 +234,7 @@ class DeviceStore:
         return int((self._flag["disagrees"] & is_led).sum())
 
     def reported_at(self, row: int) -> float | None:
-        """Return since when activity and memory are reported; None if never."""
+        """Return the time from which activity and memory have been reported; None if never."""
         at = float(self._float["reported_at"][row])
         return None if np.isnan(at) else at
 
@@ -266,8 +266,8 @@ class DeviceStore:
     def apply_in_steps(self, readings: Readings, now: float) -> Steps[Applied]:
         """Apply one answer of a source in steps of a few milliseconds.
 
-        Devices may change between the steps. Each value counts from its step on; values of a device
-        that is dropped meanwhile are ignored.
+        Devices may change between the steps. Each value counts as soon as its step has run; values
+        of a device that is dropped meanwhile are ignored.
         """
         # The source has another clock, or ours was set back.
         readings = replace(readings, measured_at=np.minimum(readings.measured_at, now))
@@ -284,7 +284,7 @@ class DeviceStore:
         return Applied(changed_nodes=placed.changed_nodes, disagree=disagree, contested=contested)
 
     def _keep_rows(self, devices: Sequence[DeviceInfo], rows: Rows, some: slice) -> Flags:
-        """Return whether each of some devices still has its row."""
+        """Return whether each of the given devices still has its row."""
         still = zip(devices[some], rows[some].tolist(), strict=True)
         return np.array([self.row_of(info.key) == row for info, row in still], dtype=np.bool_)
 
@@ -382,7 +382,7 @@ class DeviceStore:
         self._count["withdrawn"][list(rows)] = devices
 
     def set_tenancy(self, held: Sequence[DeviceUse] | Rows) -> None:
-        """Set the tenancy of some devices, one row each."""
+        """Set the tenancy of the given devices, one row each."""
         columns = np.array(held, dtype=np.intp).reshape(-1, len(DeviceUse._fields))
         fields = dict(zip(DeviceUse._fields, columns.T, strict=True))
         rows = fields.pop("row")
@@ -395,7 +395,7 @@ class DeviceStore:
             self._columns.account_again(rows[is_first])
 
     def is_foreign(self, row: int) -> bool:
-        """Return whether the device was used while no pod can have had it."""
+        """Return whether the device was used while no pod can have held it."""
         return bool(self._flag["is_foreign"][row])
 
     def is_in_use(self, row: int) -> bool:
@@ -411,13 +411,13 @@ class DeviceStore:
         return self.was_used(row) or bool(self._flag["was_busy"][row])
 
     def counts_as_foreign(self, row: int) -> bool:
-        """Return whether the device has foreign use, and no pod is seen on it now either."""
+        """Return whether the device has foreign use and no pod is reported on it now."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
     def forget_past_use(self, rows: Sequence[int], since: float) -> None:
-        """Drop use without a tenant that was measured since a time.
+        """Drop use without a tenant that was measured after a given time.
 
-        Call this when a pod becomes known that had the devices already.
+        Call this when a pod becomes known that already held the devices.
         """
         index = np.array(rows, dtype=np.intp)
         self._flag["was_used"][index] &= self._float["was_used_at"][index] < since
@@ -462,9 +462,9 @@ class DeviceStore:
     ) -> None:
         """Release the memory that an ended pod was seen to use on some devices.
 
-        On a whole device that is everything except what was in use without a tenant. On a shared
-        device the use of a tenant without a declaration may be unknown: then nothing is released
-        until the next reading.
+        On a whole device this is all memory except the memory that was in use without a tenant. On
+        a shared device the use of a tenant without a declaration may be unknown: then nothing is
+        released until the next reading.
 
         Args:
             rows: the devices.
@@ -499,14 +499,15 @@ class DeviceStore:
         """Forget the history of devices whose tenants have changed.
 
         The long window covers the present tenants only. The recent window, which says idle or busy,
-        is kept while some tenants stay: one pause of theirs is not idleness.
+        is kept while some tenants stay: a pause in their work is not idleness.
 
         Args:
             rows: the devices.
             at: time of the change, seconds since the epoch.
-            is_freed: whether no pod holds the devices now: earlier readings count for no pod.
-            held_since: since when pods hold the devices without a pause; -inf if already before
-                `at`, None for `at`.
+            is_freed: whether no pod holds the devices now: earlier readings are not attributed to
+                any pod.
+            held_since: time from which pods have held the devices without a pause; -inf if already
+                before `at`, None for `at`.
             staying: share of the recent load that belongs to pods that stay; one for each device,
                 or one for all.
             is_use_known: whether the staying pods use most devices that are in use: one reading

@@ -68,7 +68,7 @@ def _tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
 
     Args:
         gpus: number of its GPUs.
-        use: highest activity and highest memory of any of them.
+        use: highest activity and highest memory use of any of its GPUs.
         total_bytes: memory of each GPU.
         per_card: number of such pods that would fit on one GPU.
     """
@@ -138,7 +138,7 @@ _View = TypeVar("_View")
 
 
 class AdviceRoutes:
-    """Answers /v1/advice.
+    """Handler of /v1/advice.
 
     Args:
         fleet: state of the fleet.

@@ -96,7 +96,7 @@ class PodFinding:
         record: the pod.
         kind: kind of finding.
         gpus: number of its GPUs.
-        use: combined use: the highest activity and the highest memory of any of its GPUs.
+        use: the highest activity and the highest memory use of any of its GPUs.
         memory_bytes: total memory of each GPU.
         per_card: number of such pods that would fit on one GPU; None for findings about memory.
         memory: recommended memory; None for other findings.
@@ -118,8 +118,8 @@ class Findings:
     """Findings in the order of node names.
 
     Attributes:
-        most: findings of each kind to keep; further ones are only counted, which bounds memory and
-            the time to free it.
+        most: number of findings of each kind to keep; further ones are only counted, which bounds
+            memory and the time to free it.
         cards: cards with advice, by verdict.
         pods: pods with oversized or undersized requests, by kind.
         counts: number of all findings by verdict and kind.

@@ -33,8 +33,8 @@ FULL_RATIO: Final = 0.9
 each other, and their further demand is invisible."""
 
 KEPT_BACK_BYTES: Final = 1 * GIB
-"""Reserve of a shared card's memory: each CUDA context takes some hundred MiB, and one tenant's
-excess allocation crashes another's process."""
+"""Reserved memory of a shared card: each CUDA context takes some hundred MiB, and one tenant's
+excess allocation crashes another tenant's process."""
 
 
 MOST_REPLICAS: Final = 16
@@ -46,8 +46,9 @@ _DEFAULT_REPLICAS: Final = 2
 
 _DESKTOP_BYTES: Final = 3e9
 _MOST_DESKTOP_REPLICAS: Final = 8
-"""GeForce and workstation cards without measurements get a replica for each 3 GB, a power of two:
-2 on a GTX 1660, 4 on an RTX 3060, 8 on an RTX 3090. Clusters of such cards ran well so."""
+"""GeForce and workstation cards without measurements get a replica for each 3 GB, a power of two: 2
+on a GTX 1660, 4 on an RTX 3060, 8 on an RTX 3090. Clusters of these cards ran well with these
+numbers."""
 
 TENTH: Final = 0.1
 """Share of time busy up to which a pod does not need whole GPUs."""
@@ -195,7 +196,7 @@ class Card:
     Attributes:
         model: model name from any source.
         memory_bytes: total memory.
-        replicas: replicas it is sold as; 1 for a whole card.
+        replicas: number of replicas that it is offered as; 1 for a whole card.
         is_shared: whether the resource counts replicas.
         pods: replicas in use; for a whole card 1 if a pod with a single GPU holds it.
         use: measured use since its tenants last changed.

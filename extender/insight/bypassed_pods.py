@@ -13,7 +13,7 @@ from extender.server.redaction import VIEWER, namespace_of, pod_key
 
 
 class BypassedPodsTable:
-    """Handler of /v1/unasked: each replica judges, and reports, every pod that it saw waiting."""
+    """Handler of /v1/unasked: each replica classifies and reports the pods that it saw waiting."""
 
     def __init__(self, bypassed_pods: BypassedPods) -> None:
         self._bypassed_pods = bypassed_pods

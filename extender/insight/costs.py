@@ -53,7 +53,7 @@ class _Group:
 
 
 class CostRoutes:
-    """Answers /v1/costs; pods that the caller may not read count in no sum.
+    """Handler of /v1/costs; pods that the caller may not read are excluded from all sums.
 
     Args:
         holders: finds pods that hold GPUs.

@@ -1,4 +1,4 @@
-"""Find the fewest pods to move so that a node has room for a large request."""
+"""Find the smallest number of pods to move so that a node has room for a large request."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defrag:
-    """Nodes with room for a request, and moves that make room on other nodes.
+    """Nodes with room for a request, and moves that make room on further nodes.
 
     Attributes:
         ready: nodes that have room already.
@@ -103,7 +103,7 @@ class Defrag:
 
 @dataclass(slots=True)
 class _Room:
-    """Free devices of each node of a pool; nodes that take no pods have none."""
+    """Free devices of each node of a pool; nodes that admit no pods have none."""
 
     free: Rows
     millicores: Rows
@@ -119,7 +119,7 @@ class _Room:
         )
 
     def place(self, gpus: int, needs: HostResources) -> int | None:
-        """Take room for a pod on the fullest node that has it; return the node's row."""
+        """Allocate a pod's devices on the fullest node with room; return the node's row."""
         fits = (
             (self.free >= gpus)
             & (self.millicores >= needs.millicores)
@@ -208,7 +208,7 @@ def _movable(fleet: Fleet, node: str, resource: str) -> list[tuple[PodRecord, in
 def _fewest(
     fleet: Fleet, node: str, resource: str, missing: int
 ) -> list[tuple[PodRecord, int]] | None:
-    """Return the fewest pods that hold the missing devices; None if all together do not."""
+    """Return the fewest pods that hold the missing devices; None if all together hold too few."""
     chosen: list[tuple[PodRecord, int]] = []
     for pod, count in _movable(fleet, node, resource):
         if missing <= 0:
@@ -221,7 +221,7 @@ def _fewest(
 def _plan(
     fleet: Fleet, pool: Pool, node: str, missing: int, room: _Room, host_pods: HostPods
 ) -> Plan:
-    """Return the moves that free a node: of equally few pods those that fit elsewhere."""
+    """Return the fewest moves that free a node; prefer pods that fit on other nodes."""
     pods = _movable(fleet, node, pool.resource)
     size = len(_fewest(fleet, node, pool.resource, missing) or ())
     at, needs = pool.row_of[node], host_pods()

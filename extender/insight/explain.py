@@ -1,4 +1,4 @@
-"""The route GET /v1/explain: why a pod was placed as it was, or waits, for all replicas."""
+"""The route GET /v1/explain: explain a pod's placement, or why it waits, across all replicas."""
 
 import asyncio
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""The record that a decision has of one requested node, and why it is not more detailed."""
+"""Report what a decision recorded about one requested node, and why not in more detail."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Join the two halves of an attempt that two replicas answered: filter and prioritize.
+"""Join filter and prioritize of one scheduling attempt if two replicas answered them.
 
-kube-scheduler may call one replica for filter and another for prioritize. The first then has the
-reasons of the rejected nodes, the second the ranking of the others.
+kube-scheduler may call one replica for filter and another for prioritize. The first one then has
+the reasons of the rejected nodes, the second one the ranking of the others.
 """
 
 import re

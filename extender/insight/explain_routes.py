@@ -1,4 +1,4 @@
-"""Bundle the routes that answer "why": pending pods, idle holders, costs, explanations."""
+"""Bundle the routes that explain: pending pods, idle holders, costs, decisions."""
 
 import asyncio
 from collections.abc import Callable, Mapping

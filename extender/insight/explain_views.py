@@ -145,7 +145,7 @@ def _first(ranking: Ranking) -> NodeVerdict | None:
 
 
 def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
-    """Explain in one sentence why a node ranks behind the first choice; None for that one."""
+    """Explain in one sentence why a node ranks behind the first choice; None for that choice."""
     if other.rejection:
         return f"refused: {other.rejection}"
     if first is None or other.node == first.node:
@@ -154,7 +154,7 @@ def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
         if mine.name != theirs.name or mine.adds - theirs.adds > _NOTHING:
             return _behind(first, other, mine)
         if theirs.adds - mine.adds > _NOTHING:
-            break  # the node leads in this part: only the sum of the rest decides
+            break  # the node is ahead in this part: only the sum of the other parts decides
     if first.score - other.score < _NOTHING:
         return f"as good as {first.node}: ties go by name"
     return _MORE_LOAD
@@ -209,7 +209,7 @@ def short_nodes(
 
 
 def rejected_nodes(decision: Decision, most: int) -> list[ReasonNodes]:
-    """Group the rejected nodes by reason, most frequent first, with up to `most` names each."""
+    """Group rejected nodes by reason, most frequent first, with up to `most` names each."""
     groups: list[ReasonNodes] = []
     counts = np.bincount(decision.codes, minlength=len(Code)).tolist()
     for code in Code:
@@ -222,7 +222,7 @@ def rejected_nodes(decision: Decision, most: int) -> list[ReasonNodes]:
 
 
 def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[ReasonNodes]:
-    """Group the nodes that kube-scheduler itself would reject by reason, most frequent first."""
+    """Group nodes that kube-scheduler itself would reject by reason, most frequent reason first."""
     groups = [
         ReasonNodes(count=len(names), reason=reason, nodes=names[:most])
         for reason, names in closed.items()

@@ -15,7 +15,7 @@ class HeldDevice:
         row: row in the telemetry.
         info: identity of the device.
         idle_seconds: time since its last activity, limited to the time since the pod's binding.
-        is_at_least: whether activity before that time is unknown, so that the time may be longer.
+        is_at_least: whether the idle time may be longer, because earlier activity is unknown.
         tenants: number of pods on the device.
     """
 

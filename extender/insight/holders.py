@@ -1,4 +1,4 @@
-"""The route /v1/holders: pods that hold GPUs, how long these have been idle, and their cost."""
+"""The route /v1/holders: pods that hold GPUs, the idle time of these GPUs, and their cost."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -73,12 +73,13 @@ class Shared(Generic[Result]):
 
 
 _PIECE_ROWS = 1000
-"""Devices to check between two yields to the event loop; fewer nodes and pods, which cost more."""
+"""Number of devices to check between two yields to the event loop; nodes and pods take longer, so
+fewer of them."""
 _PIECE_HOLDERS = 64
 PIECE_PODS = 500
 PIECE_SHOWN = 16
 _SHARED_SECONDS = 5.0
-"""Lifetime of a result that several callers share: ten open pages cost as much as one."""
+"""Lifetime of a result that several callers share: ten open pages take as much work as one."""
 _LEAST_SECONDS = 2 * SWEEP_SECONDS
 """Shortest idle time that counts, even if the caller asks for less: two sweeps."""
 _EMPTY_BYTES = 64 << 20
@@ -370,7 +371,7 @@ def _mean_share(infos: Sequence[DeviceInfo]) -> float:
 
 
 def _own_share(device: HeldDevice) -> float:
-    """Return one tenant's share of a card, if all tenants of the device have equal shares."""
+    """Return one tenant's share of a card, assuming equal shares of all tenants of the device."""
     return card_share(device.info.model, device.info.mig_profile) / max(device.tenants, 1)
 
 
@@ -400,7 +401,7 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
 
 
 def _why(holder: Holder, devices: list[HeldDeviceAnswer], *, is_at_least: bool) -> str:
-    """Describe in one line the observations that a pod does not use its devices."""
+    """Describe in one line the evidence that a pod does not use its devices."""
     if not holder.idle:
         return "uses its GPUs" if holder.gpus else "uses its MIG instances"
     least = "at least " if is_at_least else ""

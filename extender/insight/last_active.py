@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 15.0
 ACTIVE_FROM: Final = 0.02
-"""Activity from which on a device counts as used. Monitoring and a display server cause about 1
+"""Minimum activity of a device that counts as used. Monitoring and a display server cause about 1
 %."""
 
 _RISE: Final = 0.001
@@ -36,7 +36,7 @@ class Idleness:
     Attributes:
         began_at: time of the first sweep, seconds since the epoch; None before it.
         seen: event that is set after a sweep has found a device with readings.
-        active_from: activity ratio from which on a device counts as used.
+        active_from: minimum activity ratio of a device that counts as used.
     """
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
@@ -83,10 +83,9 @@ class Idleness:
         is_guess: npt.NDArray[np.bool_],
         until: float,
     ) -> None:
-        """Take over activity times from before the first sweep, such as from Prometheus.
+        """Import activity times from before the first sweep, for example from Prometheus.
 
-        A device that was seen active here since then, or that had no readings for a while, keeps
-        its own time.
+        A device keeps its own time if it was active since then, or had no readings for a while.
 
         Args:
             devices: the devices.

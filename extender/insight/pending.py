@@ -90,7 +90,7 @@ class Pending:
         decided = self.last.of(record.uid, others)
         by_us = parsed.by_us
         state = self._state(record, decided)
-        # A newer try of ours counts only where kube-scheduler has not said anything yet.
+        # Our newer decision counts only if kube-scheduler has not reported a reason yet.
         if not record.message and decided is not None and decided.leaves_none:
             by_us = decided.refused
         reasons = (*parsed.by_scheduler, *by_us)

@@ -27,7 +27,7 @@ from extender.server.redaction import of_pod, pod_name, sees
 MAX_WORDS: Final = 200
 """Longest search text, in characters."""
 _MOST_SOUGHT: Final = 10
-"""Most words of a search: every pod is compared with each."""
+"""Maximum number of words of a search: every pod is compared with each word."""
 
 PIECE_PODS: Final = 500
 """Pods to filter or sort between two yields to the event loop."""
@@ -148,7 +148,7 @@ class PodList:
     async def _find(
         self, question: _Question
     ) -> tuple[list[PodRecord], set[str], Mapping[str, int]]:
-        """Return the pods that match, and of all visible pods their namespaces and states."""
+        """Return the matching pods, and the namespaces and states of all visible pods."""
         visible: dict[str, bool] = {}
         namespaces: set[str] = set()
         counts: Counter[str] = Counter()
@@ -244,7 +244,7 @@ class PodList:
         return sum(known) if known and len(known) == len(used) else None
 
     def _memory_of(self, record: PodRecord, device: HeldDevice, snapshot: Snapshot) -> int | None:
-        """Return the memory that a pod uses on a device: that of the device if it is alone."""
+        """Return the memory that a pod uses on a device: all memory in use if it is alone on it."""
         telemetry, row = snapshot.telemetry, device.row
         if device.tenants > 1:
             return self._fleet.pod_memory.last(record.uid, device.info.key)
@@ -261,7 +261,7 @@ def _state(record: PodRecord) -> str:
 
 
 def _matches(record: PodRecord, question: _Question) -> bool:
-    """Check a pod against namespace and words; the state is checked apart."""
+    """Check a pod against namespace and words; the state is checked separately."""
     if question.namespace not in {None, record.namespace}:
         return False
     if not question.words:
@@ -271,7 +271,7 @@ def _matches(record: PodRecord, question: _Question) -> bool:
 
 
 def _size(record: PodRecord, holder: Holder | None) -> int:
-    """Return the number of devices of a pod; that of its requests if none is known."""
+    """Return the number of devices that a pod holds, or requests if no held device is known."""
     return holder.size if holder else sum(record.resources.values())
 
 
@@ -300,5 +300,5 @@ def _shares(record: PodRecord, row: int, snapshot: Snapshot) -> int:
 
 
 def _or_least(value: float | None) -> float:
-    """Return a value to sort by: unknown ones come last."""
+    """Return a sort key: unknown values come last."""
     return -1.0 if value is None else value

@@ -1,4 +1,4 @@
-"""Compare the GPUs that pods got with other GPUs that they could have got.
+"""Compare the GPUs that pods got with the GPUs that they could have got instead.
 
 Each bound pod is watched for a while. Then the mean activity of its GPUs is compared with that of
 the GPUs of our first choice, and of the node that turned out best among the nodes that the decision
@@ -74,7 +74,7 @@ class ActivityLog:
             self._marks.append(_Mark(now, self._busy.copy(), self._seen.copy()))
 
     def means(self, rows: Rows, since: float) -> Ratios:
-        """Return the mean activity of devices since about some time; NaN if unknown."""
+        """Return the mean activity of devices since approximately a given time; NaN if unknown."""
         mark = next((mark for mark in self._marks if mark.at >= since), None)
         if mark is None or not len(rows):
             return np.full(len(rows), np.nan)
@@ -85,7 +85,7 @@ class ActivityLog:
 
 
 def _longer(column: Ratios, rows: int) -> Ratios:
-    """Extend a column to some number of rows with zeros."""
+    """Extend a column with zeros to the given number of rows."""
     return np.concatenate([column, np.zeros(rows - len(column))]) if rows > len(column) else column
 
 
@@ -93,7 +93,7 @@ MOST_NODES: Final = 10
 """Number of best nodes to watch for each pod, besides its own node."""
 
 MAX_WAITING: Final = 500
-"""Largest number of bound pods that wait to be watched; more are left out."""
+"""Maximum number of bound pods that wait to be watched; further ones are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +108,8 @@ class PlacementOutcome:
         node: its node.
         choice: our first choice, "" if no node passed.
         is_shadow: whether the decision was made in shadow mode.
-        is_known: whether the pod's GPUs are known; otherwise all GPUs of its node that it could
-            have got count.
+        is_known: whether the pod's GPUs are known; if not, all GPUs count that it could have got on
+            its node.
         gpus: number of these GPUs.
         got: activity of these GPUs since the binding.
         choice_since: activity since then of the GPUs that it could have got on our first choice.
@@ -142,12 +142,12 @@ class PlacementOutcome:
 
     @property
     def regret(self) -> float | None:
-        """Activity of the GPUs that it got less that of our first choice's GPUs."""
+        """Activity of the GPUs that it got, minus the activity of our first choice's GPUs."""
         return None if self.choice_since is None else self.got - self.choice_since
 
     @property
     def hindsight(self) -> float:
-        """Activity of the GPUs that it got less that of the best node's GPUs."""
+        """Activity of the GPUs that it got, minus the activity of the best node's GPUs."""
         return self.got - self.best_since
 
 
@@ -171,7 +171,7 @@ class _Watched:
     """A pod that is watched.
 
     Attributes:
-        got: the devices that last showed the pod, None while no source names them.
+        got: the devices on which a source last showed the pod, None while no source names them.
     """
 
     pod: PodRef
@@ -199,8 +199,8 @@ class RegretWatch:
 
     Attributes:
         outcomes: results, the oldest first.
-        left_out: number of bound pods without a result: they came too fast, were too many, or had
-            too few readings.
+        left_out: number of bound pods without a result, because too many were bound at a time or
+            they had too few readings.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class RegretWatch:
             record = self._fleet.pods.get(uid)
             has_ended = record is None or not record.holds_devices
             # Telemetry names pods, not their UIDs: for a while after the binding it may still show
-            # the devices of a former pod of that name. Activity counts only from then on, too.
+            # the devices of a former pod of that name. Activity also counts only from then on.
             is_settled = now - watched.bound_at >= self.after_seconds / PIECES
             if is_settled and not has_ended:
                 watched.got = self._held_by(watched) or watched.got

@@ -14,7 +14,7 @@ from extender.server.redaction import VIEWER, sees
 
 
 class SizeRoute:
-    """Answers POST /v1/size.
+    """Handler of POST /v1/size.
 
     Args:
         fleet: state of the fleet.

@@ -19,8 +19,8 @@ HostPods = Callable[[], Mapping[str, PlacedPod]]
 """Returns the requests of every pod that has a node, by `namespace/name`."""
 
 _EVEN_PART: Final = 0.5
-"""Part of a GPU's even share of its node's CPU and memory that a GPU is assumed to need, where no
-pod with such GPUs requests any."""
+"""Assumed need of a GPU, as a fraction of its even share of the node's CPU and memory, if no pod
+with such GPUs requests any."""
 _MOST_HOLDERS: Final = 10
 _PIECE_PODS: Final = 4000
 _PIECE_GPU_PODS: Final = 1000
@@ -29,7 +29,7 @@ _GIB: Final = 1 << 30
 
 
 class Holder(NamedTuple):
-    """A pod that holds more of a node than the even share of its GPUs.
+    """A pod that holds more of a node's CPU, memory or storage than the even share of its GPUs.
 
     Attributes:
         key: its `namespace/name`.
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrandedNode:
-    """A node with GPUs that it cannot serve.
+    """A node with GPUs for which it lacks CPU, memory or ephemeral storage.
 
     Attributes:
         node: its name.
@@ -216,7 +216,7 @@ def find_stranded(
 def _of_row(
     node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNeeds
 ) -> Iterator[StrandedNode]:
-    """Yield a node if it lacks something for its free GPUs behind a resource."""
+    """Yield a node if it lacks host resources for its free GPUs behind a resource."""
     free = row.allocatable - row.held
     if node.host is None or free <= 0 or node.is_unschedulable or not node.is_ready:
         return
@@ -241,7 +241,7 @@ def _of_row(
 def _holders(
     pods: Mapping[str, PlacedPod], nodes: AbstractSet[str]
 ) -> Steps[dict[str, list[tuple[str, HostResources]]]]:
-    """Return the requests of the pods of some nodes, by node."""
+    """Return the requests of the pods on the given nodes, by node."""
     found: dict[str, list[tuple[str, HostResources]]] = {name: [] for name in nodes}
     if not nodes:
         return found

@@ -1,4 +1,4 @@
-"""Record the GPU-hours and costs of all pods, also of those that have ended, by hour."""
+"""Record the GPU-hours and costs of all pods by hour, including pods that have ended."""
 
 import asyncio
 import logging
@@ -122,7 +122,7 @@ class _Held:
 
 
 class UsageRecord:
-    """Adds up usage once a minute; a pod's last part counts up to its end.
+    """Adds up usage once a minute; an ended pod's last period counts up to its end.
 
     Args:
         fleet: state of the fleet.
@@ -222,7 +222,8 @@ class UsageRecord:
         """Return the seconds for which an ended pod held its GPUs after the last sweep."""
         record = self._fleet.pods.get(uid)
         ended_at = record.ended_at if record is not None else None
-        # Without the time of its end the middle is the least wrong on average.
+        # If the time of its end is unknown, the middle of the interval has the smallest error on
+        # average.
         return min(max((ended_at or (before + now) / 2) - before, 0.0), now - before)
 
     def _hour(self, now: float) -> _Hour:
@@ -246,7 +247,7 @@ class UsageRecord:
                 self._metrics.gpu_cost.labels(*labels).inc(max(cost, 0.0))
 
     def since(self, seconds: float) -> Mapping[Group, Usage]:
-        """Return the usage by group, from the whole hour at that time before now on."""
+        """Return the usage by group since this many seconds ago, rounded down to a whole hour."""
         first = int((self._clock() - seconds) // HOUR)
         found: dict[Group, Usage] = {}
         for hour in self._hours:

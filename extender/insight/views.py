@@ -97,8 +97,8 @@ def _gpu(
         snapshot: the fleet as decisions see it.
         where: node and resource.
         at: the node's row in the resource's pool, and the slot in it.
-        verdict: the device's state, and the utilization that it was judged by, including pods just
-            placed on it.
+        verdict: the device's state, and the utilization behind it, including pods just placed on
+            it.
     """
     (node, resource), (pool_row, slot), (state, counted) = where, at, verdict
     row = pool_row.slots[slot]
@@ -178,7 +178,7 @@ def freshness_word(freshness: float) -> str:
 
 
 def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float) -> str:
-    """Explain a device's state in one sentence; name the load that is expected, not measured."""
+    """Explain a device's state in one sentence; mark load that is expected and not measured."""
     telemetry, limits = snapshot.telemetry, fleet.policy.thresholds
     used, measured = float(telemetry.memory_used[row]), float(telemetry.peak[row])
     if state == "foreign":

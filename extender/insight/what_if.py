@@ -1,4 +1,4 @@
-"""Read a pod that a caller sends, and predict which nodes kube-scheduler would send for it."""
+"""Parse a pod that a caller sends, and predict kube-scheduler's candidate nodes for it."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -85,7 +85,8 @@ class RequestedSelection:
 def read_requested_selection(pod: Mapping[str, object]) -> RequestedSelection:
     """Parse a pod's constraints on its nodes; malformed fields count as absent.
 
-    The work per node must stay bounded, so label constraints are ignored if there are very many.
+    Label constraints are ignored if there are very many, because the work per node must stay
+    bounded.
     """
     spec = mapping_of(pod.get("spec"))
     if is_excessive(pod):
@@ -101,7 +102,7 @@ def read_requested_selection(pod: Mapping[str, object]) -> RequestedSelection:
 
 
 def _unjudged(spec: Mapping[str, object]) -> list[str]:
-    """Return the parts of a pod that are never judged."""
+    """Return the pod's fields that the extender never evaluates."""
     fields = ("topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
     unjudged = [name for name in fields if spec.get(name)]
     containers = objects_of(spec.get("containers"))
@@ -111,7 +112,7 @@ def _unjudged(spec: Mapping[str, object]) -> list[str]:
 
 
 def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[str]:
-    """Yield the parts of selector and affinity whose labels the extender does not store."""
+    """Yield the terms of selector and affinity whose labels the extender does not store."""
     yield from (f"nodeSelector {key}" for key, _ in selection.labels if not is_kept(key))
     by_node = mapping_of(affinity.get("nodeAffinity"))
     is_more = affinity.keys() - {"nodeAffinity"} or by_node.keys() - {REQUIRED}

@@ -294,7 +294,7 @@ class KubeClient:
 
 
 class LineSplitter:
-    """Splits a stream of bytes into lines, and scans each byte once.
+    """Splits a stream of bytes into lines; scans each byte only once.
 
     Args:
         limit_bytes: a longer line is refused.
@@ -333,7 +333,8 @@ def parse_object(body: bytes, action: str) -> Mapping[str, object]:
     """Parse a JSON object.
 
     Raises:
-        KubeError: the body is not a JSON object, as when a proxy answers for the API server.
+        KubeError: the body is not a JSON object, for example because a proxy answered instead of
+            the API server.
     """
     try:
         value = decode_with(orjson.loads, body)

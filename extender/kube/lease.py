@@ -30,8 +30,8 @@ _MAX_PAUSE_SECONDS: Final = 60.0
 _LIMIT_BYTES: Final = 1 << 20
 
 _HELD_SHARE: Final = 2 / 3
-"""The holder relies on the lease for this share of its duration, and others respect it for all of
-it. So clocks of different speeds and late answers never make two holders."""
+"""The holder relies on the lease for this share of its duration, and other processes wait for the
+full duration. So clocks of different speeds and late answers never cause two holders."""
 
 _PERIOD_SHARE: Final = 1 / 5
 """Share of the duration between two attempts to renew or take the lease."""
@@ -102,7 +102,8 @@ class Lease:
         Raises:
             KubeError: the request failed or was refused.
         """
-        # Before the request, so that our view ends before that of other processes.
+        # Before the request, so that the lease expires for us before it expires for other
+        # processes.
         started = self._monotonic()
         try:
             lease = await self._read()
@@ -158,7 +159,7 @@ class Lease:
     def _is_free(self, lease: Mapping[str, object], now: float) -> bool:
         """Return whether this process may take the lease: it is ours, free or expired.
 
-        Expiry counts from the time at which we saw it change: other clocks are not trusted.
+        Expiry counts from the last change that we saw, because other clocks are not trusted.
         """
         version = text_of(mapping_of(lease.get("metadata")).get("resourceVersion"))
         if version != self._seen_version:

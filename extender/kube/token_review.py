@@ -1,4 +1,4 @@
-"""Ask the API server to authenticate a token, and whether its user may list pods."""
+"""Authenticate a token through the API server, and check whether its user may list pods."""
 
 import hashlib
 from collections import OrderedDict

@@ -1,1 +1,1 @@
-"""Answers for one pod: decides, assumes, remembers why."""
+"""Place one pod: decide, assume it on the best node, record the reasons."""

@@ -1,4 +1,4 @@
-"""Decide which replica a bound pod belongs to, although replicas report requests with a delay."""
+"""Find the replica that gave the last answer about a bound pod, although reports arrive late."""
 
 import asyncio
 from collections import OrderedDict
@@ -44,7 +44,8 @@ class BindingAttribution:
         history: decisions of this replica.
         metrics: counts whether kube-scheduler took the first choice.
         peers: state of the reports from other replicas; None without others.
-        on_own: called with the decision of each bound pod of this replica, if it is still recorded.
+        on_own: called with the decision about each bound pod of this replica, if it is still
+            recorded.
         yield_control: yields to requests between steps.
     """
 

@@ -202,7 +202,7 @@ def _count(groups: Iterable[BoundPods]) -> int:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Format names for a text: sorted, at most `_SHOWN_NAMES`."""
+    """Format names for a message: sorted, at most `_SHOWN_NAMES`."""
     ordered = sorted(set(names))
     more = len(ordered) - _SHOWN_NAMES
     return ", ".join(ordered[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -46,7 +46,7 @@ class _Bound:
 
 
 class BypassedPods:
-    """Follows pods from the time they wait to their binding, and judges each.
+    """Follows pods while they wait until they are bound, and classifies each as bypassed or not.
 
     A pod counts as bypassed only once every replica that kube-scheduler could have called has
     reported its requests up to the binding. If a replica can no longer report them, the pod stays
@@ -215,7 +215,7 @@ class BypassedPods:
         self._request_log.forget(bound.record.uid)
 
     def _count(self, scheduler: str, verdict: BypassVerdict) -> None:
-        """Count a pod; create all series of its scheduler at 0, so that the first pod shows."""
+        """Count a pod; create the series of its scheduler at 0, so that rate() sees the first."""
         # Users can invent names of schedulers.
         is_known = scheduler in self._labels or len(self._labels) < MAX_SCHEDULERS
         label = scheduler if is_known else _OTHER
@@ -224,7 +224,7 @@ class BypassedPods:
             self._metrics.unasked.labels(label, reason).inc(reason is verdict)
 
     def _log(self, now: float) -> None:
-        """Write one line about the bypassed pods since the last one."""
+        """Write one log line about the pods that were bypassed since the last line."""
         record, verdict = self._bypassed[-1]
         causes = likely_causes(self.report())
         logger.warning(

@@ -1,4 +1,4 @@
-"""Record the last decisions with their inputs."""
+"""Store the last decisions with their inputs."""
 
 import time
 from collections import OrderedDict, deque
@@ -90,7 +90,7 @@ class Choice:
 
 
 EXPLAINABLE = 8
-"""Number of newest decisions that keep their snapshot, to explain the node of a later binding."""
+"""Number of latest decisions that keep their snapshot, to explain the node of a later binding."""
 
 EXPLAINABLE_SECONDS = 3.0
 """Time for which they keep it, because each snapshot takes megabytes. After that the node is

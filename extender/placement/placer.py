@@ -36,7 +36,7 @@ from extender.settings.config import Settings
 from extender.settings.shadow_mode import Mode
 
 _RUNNER_UP = 2
-"""Nodes that every decision ranks at least: the first choice and the next one."""
+"""Minimum number of nodes that every decision ranks: the first choice and the runner-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ class Placer:
     ) -> frozenset[str]:
         """Return the nodes that filter would accept without the victims.
 
-        Readings of a victim's devices count for no pod then. An unknown node is accepted. An
+        Readings of a victim's devices then count for no pod. An unknown node is accepted. An
         unknown victim has no GPU, so it releases none.
         """
         snapshot = self.fleet.snapshot()
@@ -418,10 +418,10 @@ class Placer:
         )
 
     def would_do(self, pod: PodRef, request: GpuRequest, node: str) -> bool:
-        """Return whether a node is suitable for a pod now and has free devices beside assumed pods.
+        """Return whether a node is suitable for a pod now, with devices that no assumed pod holds.
 
-        Filter does not refuse a node that is full, or short of CPU, memory or storage, by our own
-        count, but this method does.
+        Unlike filter, this method refuses a node that by our own count is full or lacks CPU, memory
+        or storage.
         """
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)

@@ -1,4 +1,4 @@
-"""Log which pods this replica and the others received requests about."""
+"""Log the pods about which this replica and the others received requests."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -224,7 +224,7 @@ class RequestLog:
             self.answered.publish(question)
 
     def note_answer(self, seconds: float, *, is_lost: bool) -> None:
-        """Count an answer that kube-scheduler no longer read."""
+        """Count an answer that was sent after kube-scheduler had disconnected."""
         if is_lost:
             self._lost.append((self.monotonic(), seconds))
 

@@ -82,7 +82,7 @@ class WarmUp:
         self._to_evaluate.set()
 
     def _note_new_pod(self, record: PodRecord) -> None:
-        # Of thousands of new pods most ask for the same; the rest can be evaluated later.
+        # Most of thousands of new pods have equal requests; the others can be evaluated later.
         if self._readiness.is_allocated and not self._new_pods.full():
             self._new_pods.put_nowait(record)
 
@@ -131,7 +131,7 @@ class WarmUp:
 
 
 async def _change(change: asyncio.Event) -> None:
-    """Wait for the event, at most `LOOK_SECONDS`."""
+    """Wait for the event, for at most `LOOK_SECONDS`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LOOK_SECONDS):
             await change.wait()

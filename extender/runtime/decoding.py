@@ -1,4 +1,4 @@
-"""Decode bytes that come from outside the process; every failure is a `MalformedError`."""
+"""Decode bytes from outside the process; every failure is a `MalformedError`."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,8 @@ _MOST_SHOWN: Final = 300
 """Characters of a decoder's message that are kept, because some decoders quote the content."""
 
 MOST_DEPTH: Final = 128
-"""Kubernetes objects nest about twenty levels deep. Parameters of a DRA driver may nest deeper."""
+"""Maximum nesting depth. Kubernetes objects nest about twenty levels deep; a DRA driver's
+parameters may nest deeper."""
 
 MOST_VALUES: Final = 200_000
 _VALUE_BYTES: Final = 24
@@ -53,7 +54,7 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
 
 
 def excess_values(content: bytes) -> str:
-    """Describe why JSON has too many values to decode, "" if it has not.
+    """Return a message if JSON has too many values to decode, else "".
 
     Commas approximate the number of values, so that nothing is decoded to count them.
 
@@ -74,7 +75,7 @@ _ESCAPES: Final = re.compile(
 
 
 def paired_json(content: bytes) -> bytes:
-    r"""Replace each unpaired surrogate in JSON by the replacement character.
+    r"""Replace each unpaired surrogate in JSON with the replacement character.
 
     A decoder rejects the whole content for one unpaired surrogate. Go replaces it in the same way.
 

@@ -36,7 +36,7 @@ _TRIM_QUIET_SECONDS: Final = 1.0
 """Time without requests before such an attempt."""
 _LOOK_SECONDS: Final = 0.1
 _MOST_OBJECTS: Final = 2_000_000
-"""With this many new objects something creates cycles after all: collect at once."""
+"""Number of new objects that triggers a collection at once: some code must be creating cycles."""
 
 
 class GcControl:

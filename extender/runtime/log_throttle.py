@@ -16,7 +16,8 @@ _LOG_SECONDS: Final = 60.0
 """Shortest time between two equal log lines."""
 
 _MOST_LINES: Final = 100
-"""Most different lines in that time, so that a client with many addresses cannot fill the log."""
+"""Maximum number of different lines in that time, so that a client with many addresses cannot fill
+the log."""
 
 
 class LogThrottle:
@@ -24,7 +25,7 @@ class LogThrottle:
 
     Args:
         seconds: shortest time between two equal lines.
-        most: most different lines in that time.
+        most: maximum number of different lines in that time.
         monotonic: returns a monotonic time in seconds.
     """
 

@@ -41,7 +41,7 @@ class LogFormat(StrEnum):
 
 
 WAITING_LINES: Final = 20_000
-"""Most lines that wait to be written; further lines are dropped and counted."""
+"""Maximum number of queued lines; further lines are dropped and counted."""
 
 CLOSE_SECONDS: Final = 2.0
 """Longest wait for the last lines at shutdown."""
@@ -50,7 +50,7 @@ _POLL_SECONDS: Final = 0.01
 
 
 class BackgroundHandler(QueueHandler):
-    """Formats lines at once and writes them from a thread: a slow reader delays no request."""
+    """Formats lines at once and writes them from a thread; a slow reader delays no request."""
 
     queue: queue.Queue[logging.LogRecord]
 

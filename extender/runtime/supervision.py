@@ -17,7 +17,7 @@ MOST_SECONDS: Final = 30.0
 """Wait before a restart: doubled with each failure that follows soon after the last one."""
 
 _HEALTHY_SECONDS: Final = 60.0
-"""After a run of this length the next wait is the shortest one again."""
+"""Length of a run after which the wait before a restart is reset."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ async def keep(
 ) -> None:
     """Run a task until it returns or is cancelled; start it again whenever it fails.
 
-    A failing task must not end the process: its input came from outside, and would come again
-    after a restart of the process.
+    A failing task must not end the process: the input that makes it fail comes from outside, and
+    would come again after a restart of the process.
 
     Args:
         name: name of the task in logs and metrics.
@@ -41,7 +41,7 @@ async def keep(
         fatal: exceptions that are raised and not retried: an address that is in use.
     """
     clock = asyncio.get_running_loop().time
-    FAULTS[name] += 0  # rate() sees the first failure only of a series that was there before it
+    FAULTS[name] += 0  # rate() sees the first failure only if the series existed before
     seconds = FIRST_SECONDS
     while True:
         started = clock()
@@ -64,7 +64,7 @@ async def keep(
 
 
 async def _run_once(run: Callable[[], Awaitable[None]]) -> None:
-    """Run in a task of its own, so that only a cancellation of this one is a cancellation.
+    """Run in a separate task, so that `CancelledError` here means that this task was cancelled.
 
     A task group whose child fails while the group is being cancelled raises the child's error and
     swallows the cancellation; in Python 3.11 it may also leave its task marked as cancelled.
@@ -85,7 +85,7 @@ async def _run_once(run: Callable[[], Awaitable[None]]) -> None:
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait([task])
-        _ = task.cancelled() or task.exception()  # asyncio logs an error that nothing has read
+        _ = task.cancelled() or task.exception()  # read the exception: asyncio logs unread ones
         raise
     if task.cancelled():
         raise RuntimeError("the task awaited a cancelled future")

@@ -7,14 +7,14 @@ import yaml
 from typing_extensions import override  # in typing from Python 3.12 on
 
 MOST_REPEATED: Final = 100_000
-"""Values that the aliases of one document may add to the written values."""
+"""Maximum number of values that the aliases of a document may add."""
 
 
 class BoundedLoader(yaml.SafeLoader):
     """YAML's safe loader, in which aliases may add at most `MOST_REPEATED` values.
 
-    An alias costs a few bytes and stands for a whole subtree: twenty lines of aliases of aliases
-    make billions of values for the code that walks the document.
+    An alias takes a few bytes and stands for a whole subtree: with twenty lines of nested aliases,
+    code that walks the document visits billions of values.
     """
 
     @override
@@ -38,7 +38,7 @@ def yaml_documents(text: str) -> list[object]:
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Count a node and the values below it, and expand aliases."""
+    """Count a node and the values below it, with aliases expanded."""
     if id(node) in counts:
         return counts[id(node)]
     counts[id(node)] = sys.maxsize  # a node that contains itself has no end

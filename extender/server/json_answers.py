@@ -51,7 +51,7 @@ def json_answer(document: Document, status: int = 200) -> web.Response:
 
 
 _NEAR: Final = 4
-"""Node names to show beside a name that no node has."""
+"""Number of similar node names to show for an unknown name."""
 
 
 def error_answer(status: int, message: str) -> web.Response:

@@ -1,6 +1,6 @@
-"""Listen on ports, and limit their connections from TCP accept to close.
+"""Listen on ports, and limit the number of connections from TCP accept to close.
 
-Sockets whose TLS handshake has not ended count as well. After the handshake, reads and writes
+Sockets also count while their TLS handshake is in progress. After the handshake, reads and writes
 bypass this module.
 """
 
@@ -66,7 +66,7 @@ Factory = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 def replace_bbr(one: socket.socket) -> None:
     """Replace BBR on a socket, or on all connections that a listening socket will accept.
 
-    If no other algorithm is available BBR stays, which costs only milliseconds.
+    If no other algorithm is available, BBR stays: it only costs milliseconds.
     """
     if not congestion_control(one).startswith(BBR):
         return
@@ -173,13 +173,14 @@ class Listener:
     If the port is full, a new connection replaces an existing one, by the first rule that applies:
 
     1. The oldest connection with an open TLS handshake of the address that has most of these. If
-       one address has many more connections that never sent a byte, the oldest of those.
+       another address has many more connections that never sent a byte, the oldest of these
+       connections.
     2. A connection of the heaviest address, if that address holds at least two more than the new
        one's; otherwise a connection of the new one's own address. It must never have sent a byte,
        or have been silent for `SILENT_SECONDS`; the one that is silent longest is replaced.
     3. The newest connection of the heaviest address.
 
-    Otherwise the new connection is refused. So no address can keep another address out, and a
+    Otherwise the new connection is refused. So no address can exclude another address, and a
     connection with recent requests is never replaced by one from its own address.
 
     Use it on the event loop's thread only.
@@ -191,7 +192,7 @@ class Listener:
         most: returns the maximum number of connections.
         tls: TLS context, or None for plain TCP.
         spare: file descriptors left for other uses.
-        hint: text for the log that says what to do when a client's certificate is refused.
+        hint: log text with the remedy when a client's certificate is refused.
         refused: receives the address of each refused connection.
         measures_silence: whether the protocols report arriving bytes; without that no connection
             counts as silent.
@@ -352,7 +353,7 @@ class Listener:
         self._release(leaving)
         leaving.is_evicted = True
         with contextlib.suppress(OSError):
-            # The connection's protocol sees the end on its next read or write.
+            # The connection's protocol sees the closed socket on its next read or write.
             leaving.shutdown(socket.SHUT_RDWR)
         return True
 
@@ -467,7 +468,7 @@ class Listener:
 
 
 def _forget_buffer(transport: asyncio.BaseTransport) -> None:
-    """Release the read buffer of a TLS connection to the system until data arrives.
+    """Return the memory of a TLS connection's read buffer to the system until data arrives.
 
     uvloop allocates 256 KiB for each connection, of which agents' reports need a page or two. The
     allocator reuses memory, so 107 KiB each were resident (5,000 agents: 789 MiB; 263 with this).
@@ -505,7 +506,7 @@ def spare_for(connections: int) -> int:
 
 
 def connections_to_close(held: Mapping[str, int], newcomer: str) -> str | None:
-    """Return the client that holds most connections, or None if it must not lose one.
+    """Return the client with the most connections, or None if none may be closed.
 
     It must hold at least two more than the newcomer. Otherwise two clients would take connections
     from each other without end.

@@ -14,7 +14,7 @@ from extender.server.json_answers import error_answer
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _SHOWN = 80
-"""Length to which a value is cut in error messages."""
+"""Maximum length of a value in error messages."""
 
 
 class QueryError(ValueError):
@@ -32,7 +32,7 @@ class QueryError(ValueError):
 
 
 def serve(route: Route[Any], handler: Handler) -> web.RouteDef:
-    """Return the definition of a route; other parameters than the route's get status 400."""
+    """Return the definition of a route; parameters that the route lacks get status 400."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, route.parameters)

@@ -1,9 +1,9 @@
-"""Decide whether a replica reports itself as ready.
+"""Decide whether this replica reports itself ready.
 
 A replica is ready when it has the data for good answers, unless another ready replica reaches more
-sources. Readiness never stops all replicas. After the start it waits a limited time for the first
-readings: without Prometheus all replicas answer without readings. A replica with failing sources
-becomes unready only if another replica reaches them and receives probes and requests.
+sources. At least one replica always stays ready. After its start a replica waits a limited time for
+the first readings: without Prometheus all replicas answer without readings. A replica with failing
+sources becomes unready only if another replica reaches them and receives probes and requests.
 """
 
 import time
@@ -16,10 +16,11 @@ from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 
 BEHIND_SECONDS: Final = 30.0
-"""Time without success after which a source counts as not reached: sources are asked every 10 s."""
+"""Time without success after which a source counts as unreached: sources are polled every 10 s."""
 PROBE_SECONDS: Final = 30.0
-"""A replica that was not probed for this long gets no requests. Kubelets probe more often, and
-Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
+"""A replica that was not probed for this long is assumed to get no requests. Kubelets probe more
+often, and Kubernetes removes the pods of a node from Services 40 s after the kubelet's last
+status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class ReadyState(StrEnum):
     """Nodes and pods are not known yet, or the first readings have not arrived."""
     READY = "ready"
     BEHIND = "behind"
-    """A source fails here that another replica reaches."""
+    """A source fails here, and another replica reaches it."""
     ENDING = "ending"
     """It is shutting down: it answers requests, but must receive no new ones."""
 
@@ -154,7 +155,7 @@ class Readiness:
         It is None before a probe was answered with ready, and after probes have stopped: then this
         replica gets no requests, and no other replica may rely on it.
         """
-        unreached = self._unreached()  # always: it starts the timers of failing sources
+        unreached = self._unreached()  # call it always: it starts the timers of failing sources
         reported_at = self._reported_ready_at
         if self._request_tracker.is_draining or reported_at is None:
             return None
@@ -173,7 +174,8 @@ class Readiness:
     def _unreached(self) -> frozenset[str]:
         """Return the sources that this replica does not reach, including unconfigured ones.
 
-        So a replica with one more configured source is not behind a replica without that source.
+        So a replica with an additional configured source is not behind a replica without that
+        source.
         """
         return self._failing() | frozenset(self._unconfigured())
 

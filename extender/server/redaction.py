@@ -1,9 +1,9 @@
-"""Redaction of pods in an answer that the caller may not read.
+"""Redact pods in an answer if the caller may not read them.
 
 An answer names a pod by `pod_name` or `pod_key`, and wraps other data about it in `of_pod`. These
-return placeholders, which only for type checkers are of the type that the caller receives.
-`write_json` replaces them when it encodes the answer, depending on the caller. Any other encoder
-fails on a placeholder, so that a mistake is an error and not a leak.
+return placeholders, declared to type checkers as the type that the caller receives. `write_json`
+replaces each placeholder with the data or its replacement when it encodes the answer for a caller.
+Any other encoder fails on a placeholder, so that a mistake is an error and not a leak.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ class Viewer(Protocol):
 
     @property
     def name(self) -> str:
-        """User name, "" if unknown; limits then count by client address."""
+        """User name, "" if unknown; limits then apply to the client address."""
 
     def sees(self, namespace: str) -> bool:
         """Check whether the caller may read a namespace's pods; never blocks."""
@@ -90,7 +90,7 @@ class SeesNone:
 SEES_ALL: Final = _SeesAll()
 
 VIEWER: Final[ContextVar[Viewer]] = ContextVar("viewer", default=SeesNone())  # noqa: B039 - no state
-"""The caller of the current task; without one nothing is visible."""
+"""The caller of the current task; without a caller no pod is visible."""
 
 
 @final

@@ -103,8 +103,8 @@ class RequestTracker:
     async def yield_control(self) -> None:
         """Yield the event loop, and wait while an urgent request is open.
 
-        A request needs several iterations of the event loop. A task that ran a step in each of them
-        would delay the answer by as many steps.
+        A request needs several iterations of the event loop. A task that ran a step in each
+        iteration would delay the answer by that many steps.
         """
         await asyncio.sleep(0)
         if self._has_urgent():
@@ -180,13 +180,12 @@ class RequestTracker:
         at_most_seconds: float,
         callers: Callable[[], Iterable[object]] = tuple,
     ) -> None:
-        """Drain: answer each request as the last on its connection, until no client is connected.
+        """Drain connections: announce their end with each answer, until no client is connected.
 
-        kube-scheduler does not repeat a request if its connection is closed at that moment. So no
-        connection is closed from here. Each answer announces the end of its connection, so the
-        client sends its next request to another replica, and closes idle connections itself.
-        Connections without a request so far are waited for, too: kube-scheduler may have opened
-        them for later.
+        kube-scheduler does not repeat a request if its connection is closed at that moment. So the
+        extender closes no connection. A client that reads the announcement sends its next request
+        to another replica, and closes idle connections itself. This also waits for connections
+        without a request so far: kube-scheduler may have opened them for later.
 
         Args:
             at_least_seconds: time during which new clients may still arrive.

@@ -28,7 +28,8 @@ sees both."""
 
 _PEERS_PATH: Final = "/v1/peers/"
 _MAX_LOGGED: Final = 100
-"""Most different refused clients that are logged; further ones are refused without a log line."""
+"""Maximum number of different refused clients that are logged; further ones are refused without a
+log line."""
 
 
 class TlsError(ValueError):
@@ -58,7 +59,7 @@ class ServerContext:
     Attributes:
         context: context for the listening socket, which stays open when the files change: new
             connections switch to the newest context, and existing ones keep theirs.
-        ca_removed_at: time of `time.monotonic` at which a CA was last removed.
+        ca_removed_at: time at which a CA was last removed, on the clock `time.monotonic`.
 
     Raises:
         TlsError: the files cannot be used.
@@ -91,7 +92,7 @@ class ServerContext:
             return False
         try:
             newest = self._make()
-        except TlsError as error:  # only some of the files may be replaced yet
+        except TlsError as error:  # possibly only some of the files are replaced yet
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("cannot use new certificates", extra={"cause": str(error)})
@@ -106,7 +107,7 @@ class ServerContext:
         return True
 
     def is_in_force(self, context: ssl.SSLContext) -> bool:
-        """Return whether every CA that a context trusts has been trusted ever since."""
+        """Return whether every CA that a context trusts is still trusted, without interruption."""
         return context in self._in_force
 
     def _fingerprint(self) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ class Certificates:
     def end_dropped_connections(self, app: web.Application, grace_seconds: float) -> None:
         """Close connections whose client certificate was issued by a CA that is no longer trusted.
 
-        No connection is closed while its client may send a request: the next answer is its last.
+        No connection is closed while its client may send a request; its next answer is the last.
         After the grace period requests on such connections are refused.
 
         Args:

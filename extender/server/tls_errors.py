@@ -28,7 +28,7 @@ class TlsFailure(StrEnum):
 
 
 UNLOGGED: Final = frozenset({TlsFailure.LEFT})
-"""Failures that also occur in normal operation, and are not logged."""
+"""Reasons that also occur in normal operation, and are not logged."""
 
 
 CLIENT_FAILURES: Final = frozenset(

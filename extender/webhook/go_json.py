@@ -27,7 +27,7 @@ _MOST_FIELDS: Final = 1000
 
 
 class WireError(ValueError):
-    """The request body is not one that kube-scheduler would send."""
+    """The request body is malformed: kube-scheduler would not send it."""
 
 
 def fields_of(body: bytes, what: str) -> RawObject:

@@ -67,7 +67,7 @@ _SEND_NAMES = "with nodeCacheCapable: true kube-scheduler sends the nodes' names
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended, for metrics."""
+    """Outcome of a request, as a metric label."""
 
     ANSWERED = "answered"
     NO_GPU = "no-gpu"
@@ -350,7 +350,7 @@ class Webhooks:
     def _passes_all(self, request: GpuRequest) -> bool:
         """Return whether every candidate passes, because the inventory is not complete yet.
 
-        A pod that waits for its own demands does so now, too.
+        A pod that waits for its own requirements also waits now.
         """
         return not self.is_ready() and not request.may_wait
 
@@ -392,7 +392,7 @@ class Webhooks:
     def _catch_up(self, record: DecisionRecord) -> None:
         """Record the details of all decisions up to this one, for explanations."""
         if not any(each is record for each in self._undetailed):
-            return  # prioritize has come since; another pod may be between filter and prioritize
+            return  # prioritize has come since; the other pod may be between filter and prioritize
         try:
             done = None
             while done is not record:

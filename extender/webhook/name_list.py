@@ -22,7 +22,7 @@ def read_names(
 ) -> Sequence[str] | None:
     """Return the names of a JSON list, without duplicates; None if it is not a list of strings.
 
-    A list longer than `most` keeps its duplicates: the caller refuses it.
+    A list longer than `most` keeps its duplicates, because the caller refuses it.
 
     Args:
         text: text that contains the list.
@@ -62,7 +62,7 @@ def split_names(
 
 
 def write_names(names: Sequence[str], kept: Rows) -> msgspec.Raw | list[str]:
-    """Return some of the candidates' names, ready for the JSON encoder.
+    """Return the names of the kept candidates, ready for the JSON encoder.
 
     Args:
         names: the candidates.

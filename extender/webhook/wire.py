@@ -58,7 +58,7 @@ _IDENTITY: Final = re.compile(
     rb'\{"Pod":\{"metadata":\{"name":"[\w.-]+",(?:"generateName":"[\w.-]+",)?'
     rb'"namespace":"[\w-]+","uid":"(?P<uid>[\w-]+)","resourceVersion":"(?P<version>\w+)",'
 )
-"""Begin of a request: Go writes the fields of an object in the order of their declaration."""
+"""Beginning of a request: Go writes the fields of an object in the order of their declaration."""
 _NO_NODES: Final = b'},"Nodes":null}'
 
 _NO_PODS: Final[Mapping[str, PodRecord]] = MappingProxyType({})
@@ -78,17 +78,17 @@ MOST_POD_BYTES: Final = 4 << 20
 """Limit for a Pod: the API server accepts 3 MiB, and decoding delays all other answers."""
 
 _WIRE_UNITS: Final = 400
-"""Score units that the range on the wire spans; nodes further behind get the lowest score.
-A node of another certainty is at least 160 behind, more than kube-scheduler's plugins can add."""
+"""Score units that the range on the wire spans; nodes further behind get the lowest score. A node
+of lower certainty is at least 160 units behind, more than kube-scheduler's plugins can add."""
 
 _WISHES_UNITS: Final = 120
-"""Most that kube-scheduler's own plugins add together, 1,200 points, in units."""
+"""Maximum sum that kube-scheduler's own plugins add, 1,200 points, in units."""
 
 _FIRST_UNITS: Final = 2
 """Lead of our first choice over equal nodes: breaks ties, and is less than any plugin's score."""
 
 _JUST: Final = 1e-6
-"""Added before rounding down, because arithmetic may leave a whole number just below itself."""
+"""Added before rounding down: floating-point errors may leave a result just below an integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,10 +268,10 @@ def encode_filter(
 ) -> bytes:
     """Encode an ExtenderFilterResult, in the form and order of the request.
 
-    If more nodes pass than the shortlist allows, the others are left out without a reason:
-    kube-scheduler then scores only the best nodes, and parses no reasons that it would not show.
-    The pod still gets a node. If the pod has preferences, the answer includes all nodes that these
-    could lift above our first choice.
+    If more nodes pass than the shortlist allows, the others are omitted without a reason:
+    kube-scheduler then scores only the best nodes and parses no unneeded reasons. The pod still
+    gets a node. If the pod has preferences, the answer includes all nodes that could overtake our
+    first choice by these.
 
     Args:
         question: the request.

@@ -1,1 +1,1 @@
-"""The page that shows the fleet in a browser. It changes nothing."""
+"""The read-only page that shows the fleet in a browser."""

@@ -1,6 +1,6 @@
-"""Broadcaster: computes updates once for all viewers, while there are any.
+"""Broadcaster: computes updates once for all viewers, while at least one is connected.
 
-Each viewer fetches updates at its own pace: a slow reader gets fewer and larger updates, and at
+Each viewer fetches updates at its own pace: a slow viewer gets fewer and larger updates, and at
 most one event is buffered for it.
 """
 
@@ -22,11 +22,11 @@ from extender.server.redaction import SEES_ALL, VIEWER
 LOOK_SECONDS: Final = 1.0
 """Interval between updates."""
 _LOOKS_A_FLEET: Final = 2
-"""Refresh the fleet's state in every second update."""
+"""Number of updates after which the fleet's state is refreshed: every second one."""
 _POLL_SECONDS: Final = 2.0
 """Interval between queries to the other replicas."""
 _LOOKS_A_BEAT: Final = 5
-"""Send a heartbeat with every fifth update."""
+"""Number of updates after which a heartbeat is sent: every fifth one."""
 _MOST_BATCHES: Final = 64
 """Largest number of batches of decisions to keep for slow readers."""
 
@@ -39,7 +39,7 @@ class PageViewer:
 
     Attributes:
         news: event that is set when there may be an update.
-        is_let_go: whether the viewer was disconnected in favor of another one.
+        is_let_go: whether the viewer was disconnected to make room for another one.
     """
 
     def __init__(self, who: str = "") -> None:
@@ -54,7 +54,7 @@ class PageViewer:
 
 
 class _Batch:
-    """A batch of decisions, encoded once for all viewers with full access, else for each."""
+    """A batch of decisions, encoded once for all viewers with full access, else for each viewer."""
 
     def __init__(self, document: Json) -> None:
         self._document = document
@@ -197,7 +197,7 @@ class Broadcaster:
 
     async def _wake(self) -> None:
         for viewer in tuple(self._viewers):
-            viewer.news.set()  # one by one, as each viewer then encodes and writes its events
+            viewer.news.set()  # one at a time: each then encodes and writes its events
             await self._yield_control()
 
     async def _look(self, looks: int) -> None:

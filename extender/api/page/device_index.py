@@ -34,7 +34,7 @@ _NO_INDEX: Final = 255
 _NOT_READY: Final = 1
 _CORDONED: Final = 2
 _TAINTED: Final = 4
-"""Bits of a node that accepts no pods, or not every pod."""
+"""State bits of a node that accepts no pods, or only some."""
 
 _ROLES: Final = "node-role.kubernetes.io/"
 """Prefix of the labels for a node's roles, which name pools in clusters without a cloud."""

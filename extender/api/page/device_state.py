@@ -131,7 +131,7 @@ def changed_states_in_steps(
     policy: Policy,
     rows: Mapping[str, list[int]],
 ) -> Steps[DeviceStates]:
-    """Evaluate some rows of each pool again, in steps; keep the state of the others."""
+    """Evaluate the given rows of each pool again, in steps; keep the state of the others."""
     looks = before.copy()
     for resource, of_pool in rows.items():
         pool, places = snapshot.pools[resource], device_index.places[resource]
@@ -143,7 +143,7 @@ def changed_states_in_steps(
 
 
 def _note(looks: DeviceStates, places: Rows, batch: Batch, policy: Policy) -> None:
-    """Store the display state of some rows' devices.
+    """Store the display state of the devices of the given rows.
 
     Args:
         looks: display state of all devices.
@@ -196,7 +196,8 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
     """
     telemetry = batch.telemetry
     codes = state_codes(batch, assessment)
-    # Busy by a fresh reading, or by pods just placed there, which no reading can make stale.
+    # Busy by a fresh reading, or because of pods that were just placed: this state cannot become
+    # stale.
     is_busy_now = _IS_BUSY[codes] & (
         (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0) | (batch.assumed > 0)
     )

@@ -37,7 +37,7 @@ from extender.settings.config import Settings
 Json = Mapping[str, object]
 
 _WHOLE_SHARE: Final = 0.3
-"""Share of changed devices from which on a `looks` event is smaller than a `delta`."""
+"""Share of changed devices above which a `looks` event is smaller than a `delta`."""
 
 LOOKED_A_SECOND: Final = 8_000
 """Budget for updating all devices, in devices per second: 40,000 devices every five seconds."""

@@ -96,10 +96,9 @@ async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamRe
     return response
 
 
-# The route /v1/page/lost: why the runner-up lost, for the decisions in sight on a page.
-#
-# A full explanation of a decision takes ten milliseconds. This compares only the scores of the
-# first two nodes, which both passed.
+# The route /v1/page/lost: explain why the runner-up lost, for the decisions visible on a page.  A
+# full explanation of a decision takes ten milliseconds. This route only compares the scores of the
+# first two nodes that passed.
 
 PATH: Final = "/v1/page/lost"
 PEERS_PATH: Final = "/v1/peers/lost"

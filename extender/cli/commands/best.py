@@ -77,7 +77,7 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
 
 
 def _taken(count: ModelCount) -> str:
-    """Say why no GPU of a model is free."""
+    """Explain why no GPU of a model is free."""
     if not count.stranded:
         return f"all {count.gpus} are held"
     held = f"{count.held} held, " if count.held else ""

@@ -20,8 +20,8 @@ _MOST: Final = DECISIONS.number("limit").high
 
 _FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
 _SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
-"""Text by whether the pod is on our first choice, in shadow mode: kube-scheduler did not receive
-it."""
+"""Texts for shadow mode, in which kube-scheduler did not receive our first choice: whether the pod
+is on it."""
 
 
 @click.command("decisions")
@@ -66,7 +66,7 @@ def _render(answer: Decisions, pod: str | None, limit: int, *, is_wide: bool) ->
 
 
 def _joined(decisions: Sequence[DecisionAnswer]) -> list[tuple[DecisionAnswer, DecisionAnswer]]:
-    """Return each attempt, newest first: its last call, and its filter call (or the same call)."""
+    """Return last call and filter call (maybe the same) of each attempt, newest attempt first."""
     attempts: list[tuple[DecisionAnswer, DecisionAnswer]] = []
     ranked: dict[tuple[str, str | None], int] = {}
     for one in decisions:

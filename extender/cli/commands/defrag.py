@@ -18,7 +18,7 @@ _COLUMNS = ["NODE", ">FREE", ">MOVES", "POD", ">GPUS", "OWNER", "TO"]
 
 
 class _Room(click.ParamType[int]):
-    """Option type for the room that is wanted: `gpus=8`."""
+    """Option type for the requested GPUs: `gpus=8`."""
 
     name = "gpus=N"
 
@@ -47,9 +47,8 @@ def command(session: Session, *, gpus: int, resource: str | None, limit: int) ->
     """List the fewest pods to move so that one node has room for a large request.
 
     TO is a node with free GPUs, CPU, memory and storage for the pod; whether its affinity allows
-    that node is not checked. Nothing is moved: delete a pod with a controller, and the pod that
-    replaces it goes elsewhere only if its node is cordoned. Pods of DaemonSets stay. Exits with
-    status 1 if no node can be freed.
+    that node is not checked. Nothing is moved: to move a pod that has a controller, cordon its node
+    and delete the pod. Pods of DaemonSets stay. Exits with status 1 if no node can be freed.
     """
     answer = session.client.defrag(gpus=gpus, resource=resource, limit=limit)
     session.show(answer, lambda: _render(answer))

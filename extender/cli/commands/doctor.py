@@ -88,7 +88,7 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
         _finding(finding, is_wide=is_wide) for finding in report.findings
     ]
     not_run, left = list(report.not_run), []
-    if not is_wide:  # a line for all checks that lack the same, instead of one for each
+    if not is_wide:  # one line for all checks with the same missing facts
         for cause in causes:
             codes = [one.code for one in not_run if _is_only(one, cause)]
             not_run = [one for one in not_run if one.code not in codes]
@@ -109,7 +109,7 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
 
 
 def _is_only(one: NotRun, cause: str) -> bool:
-    """Return whether a check lacks only facts that one cause withholds."""
+    """Return whether all missing facts of a check have the same cause."""
     return all("\0" in part for part in one.why.replace(cause, "\0").split("; "))
 
 

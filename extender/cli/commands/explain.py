@@ -1,4 +1,4 @@
-"""`idlegpu explain`: explain a pod's placement, or predict that of a manifest."""
+"""`idlegpu explain`: explain a pod's placement, or predict the placement of a manifest's pod."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -59,9 +59,9 @@ def _render(
 
     Args:
         answer: the explanation.
-        client: asked for the processes that use foreign GPUs now.
-        node: node to show in detail, or the reason why that is impossible; None for the node that
-            the pod is bound to, else our first choice.
+        client: queried for the processes that use foreign GPUs now.
+        node: node to show in detail, or the reason why that is impossible; None for the pod's node,
+            or our first choice if it has none.
         limit: largest number of nodes to list.
         is_wide: show all recorded nodes in detail, and list the rejected nodes one by one.
         has_scores: show the parts of each detailed node's score.
@@ -149,7 +149,7 @@ def _requested(request: Request) -> str:
 
 
 def _group(group: Group) -> str:
-    """Describe the group of a pod: its size, its placed pods, and where the rest fits."""
+    """Describe a pod's group: its size, its placed pods, and domains with room for the rest."""
     shown = list(group.placed.items())[:_MOST_PLACED]
     nodes = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in shown)
     more = len(group.placed) - len(shown)
@@ -312,7 +312,7 @@ def _room(device: DeviceAnswer) -> str:
 
 
 def _foreign(verdict: VerdictAnswer, client: Client) -> Iterable[str]:
-    """Yield who uses the foreign GPUs of a node now; an explanation does not record it.
+    """Yield the processes that use a node's foreign GPUs now; an explanation does not record them.
 
     Yield nothing if the extender does not answer for the node, which may have left the cluster.
     """
@@ -344,7 +344,8 @@ def _device(device: DeviceAnswer) -> list[Cell]:
         formatting.percent(device.utilization_ratio),
         _SIGNALS.get(activity.signal, formatting.NOTHING) if activity else formatting.NOTHING,
         formatting.percent(device.memory_used_ratio),
-        # The memory of a GPU in use is freed only when its pod ends: it is no room for this pod.
+        # The memory of a GPU in use is freed only when its pod ends, so it is not free for this
+        # pod.
         formatting.gib(device.free_bytes) if device.can_land else formatting.NOTHING,
         formatting.UNKNOWN if celsius is None else f"{celsius:.0f}",
         word("yes" if device.can_land else "no"),
@@ -459,10 +460,10 @@ def _show(
 ) -> int:
     """Print one explanation; return the exit status.
 
-    If there are several, an unknown or ambiguous pod does not prevent the others from being shown.
+    If several pods are given, an unknown or ambiguous pod does not prevent the other explanations.
 
     Raises:
-        ClientError: the only explanation failed, or the failure would affect the others too.
+        ClientError: the only explanation failed, or the failure would also affect the others.
     """
     try:
         answer = ask()

@@ -23,9 +23,9 @@ STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 def command(session: Session, *, node: str | None, state: str | None, model: str) -> None:
     """List GPUs of the cluster, or of NODE: activity, memory, state, tenants.
 
-    A GPU's name is NODE::INDEX. PROCESSES: who uses a GPU without holding it, as far as the agent
-    knows; shown to callers who may read the pods of all namespaces. -o wide adds the reason for
-    its state, and the source of its readings.
+    A GPU's name is NODE::INDEX. PROCESSES: processes that use a GPU although their pod, if any,
+    does not hold it, as reported by the agent; shown to callers who may read the pods of all
+    namespaces. -o wide adds the reason for its state, and the source of its readings.
     """
     answer = session.client.gpus(node)
     answer.gpus = [

@@ -45,10 +45,9 @@ def command(
 ) -> None:
     """List pods that hold GPUs without using them, the longest idle first.
 
-    A GPU counts as used if it is busy for at least 2% of the time; MIG instances are counted apart.
-    A + after IDLE FOR means that
-    the GPU was already idle when the extender began to watch. A shared GPU is idle only if no
-    tenant uses it.
+    A GPU counts as used if it is busy for at least 2% of the time; MIG instances are counted
+    separately. A + after IDLE FOR means that the GPU was already idle when the extender started to
+    watch it. A shared GPU is idle only if no tenant uses it.
     """
     answer = session.client.holders(
         idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit

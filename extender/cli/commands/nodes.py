@@ -35,14 +35,14 @@ _KINDS = {
 )
 @click.option("--model", default="", help="Only nodes whose GPU model contains this text.")
 def command(session: Session, *, only_idle: bool, model: str) -> None:
-    """List nodes with GPUs, and count their GPUs by state; nodes with a trouble come first.
+    """List nodes with GPUs, and count their GPUs by state; nodes with problems come first.
 
-    Each GPU counts once: GPUS is the sum of the six columns after it. MIG instances have a row of
-    their own under their node. IDLE: idle by their readings, and no pod holds them. HELD IDLE: idle
+    Each GPU counts once: GPUS is the sum of the six columns after it. MIG instances have a separate
+    row under their node. IDLE: idle according to readings, and no pod holds them. HELD IDLE: idle
     although a pod holds them. FOREIGN: a process outside Kubernetes uses them. UNKNOWN: without
-    fresh readings. ACTIVITY and MEMORY: means over the
-    node. STATUS: as kubectl shows it, if a node is not just Ready. -o wide adds
-    HELD: what pods hold of the allocatable GPUs, as the API server counts.
+    fresh readings. ACTIVITY and MEMORY: means over the node. STATUS: as kubectl shows it, unless a
+    node is only Ready. -o wide adds HELD: number of allocatable GPUs that pods hold, by the API
+    server's count.
     """
     answer = session.client.nodes()
     answer.nodes = [

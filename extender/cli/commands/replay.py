@@ -30,9 +30,9 @@ _SHOWN = 10
 def command(*, log: tuple[Path, ...], settings: tuple[str, ...], output: str) -> None:
     """Repeat the decisions of the decision log LOG, with other settings.
 
-    The server's own code decides, offline, from the recorded state of the cluster. Name several
-    files oldest first: decisions.2 decisions.1 decisions. Without --set every decision must come
-    out as logged; otherwise the exit status is 1.
+    The server's own code decides offline, from the recorded state of the cluster. Name several
+    files oldest first: decisions.2 decisions.1 decisions. Without --set every decision must be the
+    same as logged; otherwise the exit status is 1.
 
     Each decision is repeated on its own: later consequences of a different choice are not
     simulated.

@@ -15,7 +15,7 @@ from extender.cli.session import Session, connected, dump
 from extender.core.request.targets import parse_targets
 
 _HURRY_SECONDS: Final = 3.0
-"""Timeout for the optional question to the extender: a Job can be printed without its answer."""
+"""Timeout for the optional request to the extender: a Job can be printed without its answer."""
 
 
 def _checked_environment(

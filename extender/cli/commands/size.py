@@ -37,8 +37,9 @@ def command(
 ) -> None:
     """Propose number, memory, share and models of GPUs for a task.
 
-    What similar pods were measured to use counts first, then options of the command such as
-    --tensor-parallel-size, then the description. It says what it rests on, and how sure it is.
+    The measured use of similar pods counts first, then options of the command such as
+    --tensor-parallel-size, then the description. The output states the basis of the proposal and
+    its certainty.
     """
     if not (file or image or owner or text):
         raise click.UsageError("say what to size: -f FILE, --image, --owner or --text")

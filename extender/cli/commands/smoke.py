@@ -143,7 +143,7 @@ def _logs(cluster: Cluster, path: str, pod: Object) -> str:
 
 
 def _why(pod: Object) -> str:
-    """Return the reason in the pod's status: why it does not run, or how it finished."""
+    """Return the reason in the pod's status for not running, or its result after it finished."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses") or ():
         for state in (container.get("state") or {}).values():

@@ -26,7 +26,7 @@ from extender.cli.tables import STYLES, line, stack
 _AROUND = 4
 """Screen lines outside the table's rows: the summary above, the header, the last line."""
 _WITHOUT_SCREEN = 20
-"""Number of GPUs to show if the output is no terminal."""
+"""Number of GPUs to show if the output is not a terminal."""
 
 _QUIT = "q"
 
@@ -62,7 +62,7 @@ def command(session: Session, *, node: str | None, once: bool, interval: float) 
 
 @contextlib.contextmanager
 def _view(session: Session) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that draws a frame over the last one; without a terminal it prints below."""
+    """Yield a function that draws each frame over the last one, or below it without a terminal."""
     console = session.console
     if not console.is_terminal:
         yield lambda frame: show_table(console, frame)
@@ -129,8 +129,8 @@ _MOST_BYTES = 64
 def pressed_keys() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits up to a number of seconds and returns the pressed keys.
 
-    It returns "" after the wait if standard input or output is no terminal (a pager reads the keys
-    itself), or if the process runs in the background. On exit the terminal's mode is restored.
+    It returns "" after the wait if standard input or output is not a terminal (a pager reads the
+    keys itself), or if the process runs in the background. On exit the terminal's mode is restored.
     """
     try:
         import termios  # missing on Windows
@@ -162,7 +162,7 @@ def _terminal() -> int | None:
             and sys.stdout.isatty()
             and os.tcgetpgrp(descriptor) == os.getpgrp()
         )
-    except OSError:  # standard input is closed, or is no controlling terminal
+    except OSError:  # standard input is closed, or is not a controlling terminal
         return None
     return descriptor if is_ours else None
 

@@ -1,1 +1,1 @@
-"""The doctor: finds what is wrong with an installation, and the remedy."""
+"""The doctor: finds faults of an installation, and their remedies."""

@@ -160,7 +160,7 @@ class FactCollector:
             if not isinstance(item, dict):
                 continue
             self._unpack(kind, item)
-            if kind != "Secret":  # do not keep private keys in memory
+            if kind != "Secret":  # do not store private keys in memory
                 objects.append(item)
 
     def add_certificates(self, found: Iterable[Certificate]) -> None:
@@ -254,7 +254,7 @@ class FactCollector:
             try:
                 documents = decode_with(yaml_documents, text_of(value))
             except MalformedError:
-                continue  # a ConfigMap may hold anything
+                continue  # a ConfigMap may contain any text
             for document in documents:
                 if isinstance(document, dict) and not text_of(document.get("kind")).endswith(
                     "List"

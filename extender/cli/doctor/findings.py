@@ -8,7 +8,7 @@ from extender.cli.doctor.facts import Facts
 
 
 class Severity(StrEnum):
-    """Severity of a finding, gravest first; reports are sorted in this order."""
+    """Severity of a finding, most severe first; reports are sorted in this order."""
 
     ERROR = "error"
     """Pods are placed without the extender, or wrongly, or cannot run."""
@@ -100,7 +100,7 @@ class DoctorReport:
     """Result of all checks.
 
     Attributes:
-        findings: problems, gravest first, then by code.
+        findings: problems, most severe first, then by code.
         passed: codes of the checks that ran and found nothing.
         not_run: checks that could not run.
     """

@@ -1,4 +1,4 @@
-"""Collect facts from a cluster and an extender; record what may not be read, and go on."""
+"""Collect facts from a cluster and an extender; record unreadable ones and continue."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ _CONFIG_WORDS: Final = (
     *("kube-scheduler", "idlegpu", "nvidia-device-plugin", "nvidia-gpu-device-plugin"),
     *("dcgm-exporter", "cluster-autoscaler"),
 )
-"""Names of pods whose namespaces are searched for ConfigMaps."""
+"""Words in names of pods whose namespaces are searched for ConfigMaps."""
 _KEPT_WORDS: Final = (
     *_CONFIG_WORDS,
     *PLUGIN_WORDS,
@@ -49,7 +49,7 @@ _KEPT_WORDS: Final = (
     *EXPORTER_WORDS,
     *AGENT_WORDS,
 )
-"""Names of pods that checks need although they request no GPUs; other such pods are dropped."""
+"""Words in names of pods without GPUs that checks need; other pods without GPUs are dropped."""
 _SECRETS: Final = ("idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca")
 _EXPORTER_PORT: Final = 9400
 _MOST_EXPORTERS: Final = 2
@@ -170,7 +170,7 @@ def _add_service_and_version(collector: FactCollector, server: Cluster, namespac
 
 
 def _add_exporters(collector: FactCollector, server: Cluster, pods: list[Object]) -> None:
-    """Add the metrics of some dcgm-exporters, read through the API server's proxy."""
+    """Add the metrics of a few dcgm-exporters, read through the API server's proxy."""
     collector.missing["exporter"] = "no pod of dcgm-exporter runs"
     running = (pod for pod in pods if is_called(pod, EXPORTER_WORDS) and is_running(pod))
     for _, pod in zip(range(_MOST_EXPORTERS), running, strict=False):

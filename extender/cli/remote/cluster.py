@@ -141,7 +141,7 @@ class Cluster:
         return _read(self._transport.request("POST", path, None, msgspec.json.encode(item)), path)
 
     def delete(self, path: str) -> None:
-        """Delete an object; a missing one is no error.
+        """Delete an object; a missing object is not an error.
 
         Raises:
             ClientError: the request failed or was refused.
@@ -258,8 +258,8 @@ class ServiceTransport:
         except ClientError as error:
             if error.failure not in {Failure.REFUSED, Failure.NOT_FOUND}:
                 raise
-            # The proxy does not need the right to read the Service, and has a better message for a
-            # missing one.
+            # The proxy needs no right to read the Service, and has a better message if it is
+            # missing.
             if error.failure is Failure.NOT_FOUND:
                 return address.proxy_path("")
             if address.port:

@@ -12,7 +12,7 @@ class Failure(Enum):
     """The request is invalid: a parameter, a manifest, a setting of the client."""
     UNREACHABLE = 3
     """The server does not answer in time, or the doctor could check nothing. Before Kubernetes 1.37
-    a missing Service gives 1."""
+    a missing Service gives status 1."""
     REFUSED = 4
     """The caller has no right to it."""
     FAULT = 5

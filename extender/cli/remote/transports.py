@@ -19,12 +19,12 @@ Params = Mapping[str, str]
 
 _CONNECT_SECONDS: Final = 5.0
 _SHOWN: Final = 300
-"""Characters of an unknown answer that an error message quotes."""
+"""Maximum number of characters of an unknown answer that an error message quotes."""
 
 _NOTHING: Final = "nothing more"
 
 _ROUTE: Final = re.compile(r" \(GET /[^)]*\)")
-"""Routes that a message names for programs."""
+"""Routes that an error message names for programs."""
 
 _ERRNO: Final = re.compile(r"^\[Errno -?[0-9]+\] ")
 _PAGE: Final = re.compile(r"/page(?:[/?#].*)?$")
@@ -192,7 +192,7 @@ class UrlTransport:
 
 
 def _is_status(body: bytes) -> bool:
-    """Return whether an answer is a Status object, so the API server's own."""
+    """Return whether an answer is a Status object, which comes from the API server itself."""
     try:
         document = decode_with(msgspec.json.decode, body)
     except MalformedError:
@@ -201,7 +201,7 @@ def _is_status(body: bytes) -> bool:
 
 
 def base_of(url: str) -> str:
-    """Return the base URL of an extender, from itself or from a link to a view of its page.
+    """Return the base URL of an extender, given this URL or a link to a view of its page.
 
     Example:
         >>> base_of("http://localhost:8888/page/?view=pending"), base_of("http://localhost:8888/")

@@ -22,7 +22,7 @@ class DeviceTenancy:
         is_mapped: some source reports device holders.
         shared_policy: the device plugin's choice among shared devices.
         is_out: `Telemetry.is_out` by device row; may be shorter than the highest device row.
-        assumed: times for which pods count as not shown yet, or as loading.
+        assumed: durations for which a pod counts as not yet visible in readings, or as loading.
         started_at: returns a pod's start on the clock of the readings.
         works_since: returns the latest start of a pod's GPU containers on the same clock.
         expected: returns the measured memory use of similar pods per device in bytes, None without
@@ -184,7 +184,7 @@ def _hold(
     *,
     serves_claims: bool,
 ) -> _Hold:
-    """Return a pod's devices by device holders, by ResourceClaims and by the API server's count.
+    """Combine device holders, ResourceClaims and the API server's count into a pod's devices.
 
     Args:
         pod: the pod.
@@ -269,7 +269,7 @@ def _count_hidden(holds: Iterable[_Hold], expected: Expected, profiles: set[str]
 
 
 def _slots_by_pod(devices: Sequence[ExpectedDevice]) -> dict[str, list[int]]:
-    """Return the slots of each pod by device holders."""
+    """Return each pod's slots according to the device holders."""
     slots: dict[str, list[int]] = {}
     for slot, device in enumerate(devices):
         for tenant in device.tenants:

@@ -24,8 +24,8 @@ _PRESUMED = 0.9
 
 
 STILL_SHARED = 0.5
-"""A shared device ranks as busy from this part of the way between its threshold and full use: two
-pods on one device slow each other down only above 75 % together."""
+"""A shared device ranks as busy above this fraction of the range from its threshold to full use:
+two pods on one device slow each other down only above 75 % together."""
 
 _MOST_OF_SHARE = 0.9
 """Usable part of an even share of a device: the driver reserves memory, so one share is smaller."""
@@ -167,7 +167,7 @@ class Assessment:
             than the expected use counts in proportion.
         suits: the device fits and is idle.
         idle: per node, number of landing devices that suit, less the allocated ones.
-        chance: per node, probability that every device of the pod is idle and holds it.
+        chance: per node, probability that every device of the pod is idle and has room for it.
         band_chance: as `chance`, but a shared device only needs some activity and memory left, see
             `STILL_SHARED`. It decides the band of the order.
         is_sure: per node, whether all devices that the pod may get are known to suit.
@@ -427,8 +427,8 @@ def _idleness(
 ) -> tuple[Ratios, Flags]:
     """Return the probability that each device is below two limits, and whether that is known.
 
-    Idle needs low activity and low memory use; busy needs one of both high. Either fades with the
-    age of its reading. Busy by estimates alone does not fade.
+    A device is idle if activity and memory use are both low, and busy if either is high. Measured
+    values fade with the age of the reading. Estimated values do not.
     """
     telemetry = batch.telemetry
     is_calm = estimate.peak < utilization
@@ -505,9 +505,10 @@ def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Rati
 
 
 def _chance(chances: Ratios, reach: _Reach, missing: Rows) -> Ratios:
-    """Return the probability that every device which a pod is allocated suits.
+    """Return the probability that all devices allocated to a pod are suitable.
 
-    Allocated devices, without knowing which, are as likely good as the others: they change no odds.
+    If it is unknown which devices are allocated, they do not change the probability: they are as
+    likely suitable as the others.
 
     Args:
         chances: per device, probability that it suits, 0 if it cannot be landed on.

@@ -92,8 +92,8 @@ class Decision:
     def shortlist(self, count: int, reach: float) -> Rows:
         """Return the indexes of the `count` best passing candidates, ascending.
 
-        Candidates about as good as the last of these are drawn evenly from all zones:
-        kube-scheduler chooses among them, and may have to spread pods.
+        Candidates that are about as good as the last of the best are drawn evenly from all zones,
+        because kube-scheduler chooses among them and may have to spread pods.
 
         Args:
             count: number of candidates; fewer than pass, and at most the length of `order`.
@@ -207,8 +207,8 @@ def decide(
         overlays: tentative tenants by resource and node, without the pod itself.
         evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
-        group: needs of the pod's group, None if the pod is in none; or how near the candidates
-            are to the group by a logged decision.
+        group: needs of the pod's group, None if the pod is in none; or the nearness of the
+            candidates to the group from a logged decision.
     """
     targets, target_policy = request.targets, request.target_policy
     if targets:

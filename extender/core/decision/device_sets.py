@@ -1,8 +1,8 @@
-"""Judge whether a pod with several whole devices can get them side by side.
+"""Rate whether a pod can get several whole devices that are joined by NVLink or on one NUMA node.
 
 Devices that NVLink joins exchange data many times faster than over PCIe, and devices on one NUMA
 node faster than across the processors' link. The kubelet chooses the devices, and device plugins
-prefer such sets, so it is enough that the devices that the pod can land on contain one.
+prefer such sets, so it is enough if the landing devices contain such a set.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ _NOTHING: Final[Ratios] = np.zeros(1)
 
 
 def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return the units of fit of each node for devices side by side: `JOINED`, `NEAR` or 0.
+    """Return the units of fit of each node for close devices: `JOINED`, `NEAR` or 0.
 
-    Devices that are allocated, without knowing which, may be of any set.
+    If it is unknown which devices are allocated, they may belong to any set.
 
     Args:
         batch: the nodes.
@@ -49,10 +49,10 @@ def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
 
 
 def is_misaligned(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> Flags:
-    """Return per node whether the kubelet would refuse the pod for the NUMA nodes of its devices.
+    """Return per node whether the kubelet would reject the pod because of its devices' NUMA nodes.
 
-    Only devices that certainly are allocated or withdrawn count as not free. A device without a
-    known NUMA node refuses no pod.
+    Only devices that certainly are allocated or withdrawn count as not free. No pod is rejected for
+    a device without a known NUMA node.
     """
     found: Flags = (batch.alignment != Alignment.NONE) & ~batch.is_shared
     if not found.any():
@@ -78,15 +78,15 @@ def _is_refused(
 ) -> Flags:
     """Return per node whether the kubelet, which admits containers one by one, refuses one of them.
 
-    Of the NUMA nodes with enough free devices the kubelet takes the first. It passes on the devices
-    of init containers, and the next container must be on their NUMA node.
+    The kubelet takes the first NUMA node with enough free devices. It passes the devices of init
+    containers on to the next container, which must then be on their NUMA node.
 
     Args:
         containers: the containers in the kubelet's order.
         numa: sets of devices on one NUMA node, in the order of their numbers.
         free: masks of free devices.
-        is_restricted: whether the policy of the node is `restricted`. It asks for no fewer NUMA
-            nodes than an empty node would need.
+        is_restricted: whether the policy of the node is `restricted`. That policy accepts as many
+            NUMA nodes as the container would need on an empty node.
     """
     rows = np.arange(len(numa))
     most = np.bitwise_count(numa).max(axis=1)

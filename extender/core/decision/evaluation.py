@@ -66,7 +66,7 @@ class Evaluation:
     utilization: Ratios
 
     def part(self, rows: slice) -> "Evaluation":
-        """Return some of the rows."""
+        """Return the given rows."""
         return Evaluation(
             **{column.name: getattr(self, column.name)[rows] for column in fields(self)}
         )
@@ -187,7 +187,7 @@ class Wants:
         strategy: order among nodes of equal certainty, as a number of `scoring.KINDS`.
         requires_idle: whether the pod waits for devices known to be idle.
         model: rank of the node's model in the pod's list, `PLACES` for the first.
-        is_wrong_model: whether the node's model is none that the pod requires.
+        is_wrong_model: whether the pod requires models other than the node's.
         hosts: requests of CPU, memory and storage.
         weighs_price: whether the price of a node counts for the pod.
     """

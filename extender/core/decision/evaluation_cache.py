@@ -80,7 +80,7 @@ class CacheEntry:
         )
 
     def is_usable(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
-        """Return whether updating the entry gives the evaluation of a pool, and is worth it."""
+        """Return whether the entry can be updated for a pool faster than by a new evaluation."""
         is_same = (self.version, self.models) == (pool.version, snapshot.models)
         has_few_dirty = len(pool.dirty) - self.dirty_count <= MAX_DIRTY_ROWS
         return is_same and has_few_dirty and self.policy is policy
@@ -114,7 +114,7 @@ def evaluate_together(
 ) -> list[CacheEntry]:
     """Return the entries of a pool for several requests; their dirty rows are evaluated at once.
 
-    That takes little longer than the rows of a single request.
+    One batch for all requests takes little longer than a batch for one.
 
     Args:
         snapshot: the snapshot.
@@ -183,8 +183,8 @@ def _changed(
 ) -> set[int]:
     """Return the dirty rows that really differ from an entry's.
 
-    A row does not if a pod was bound to the node on which it was assumed. `is_out` can only differ
-    for rows in `estimated`.
+    A row is unchanged if a pod was bound to the node on which it was assumed. `is_out` can only
+    differ for rows in `estimated`.
     """
     estimated = dirty.intersection(pool.estimated[entry.estimated_count :])
     return estimated.union(

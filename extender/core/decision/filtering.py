@@ -136,7 +136,7 @@ def _lacks_room(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> F
 
 
 def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:
-    """Return the number of landing devices per node in foreign use that flags do not show.
+    """Return the number of landing devices per node that are in foreign use without a flag.
 
     Without known device holders, more devices in use than pods hold still prove foreign use.
     """

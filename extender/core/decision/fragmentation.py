@@ -21,8 +21,7 @@ public trace 0.04 and 1/8 leave the least unallocated."""
 
 
 _HALF: Final = 0.5 + 1e-9
-"""Rounds halves up, also those that lack the last digits: the order of additions depends on the
-number of rows."""
+"""Rounds halves up, also values just below a half: rounding errors depend on the number of rows."""
 
 _MANY: Final = 1 << 40
 """Larger than the number of replicas of any device."""
@@ -94,7 +93,7 @@ def _both(free: Rows, asked: Rows) -> Rows:
 
 @lru_cache(maxsize=16)
 def _suits(seen: SeenRequests, models: tuple[str, ...]) -> Flags:
-    """Return whether each model is one that each request accepts; models are the rows."""
+    """Return whether each request accepts each model; models are the rows."""
     return np.array(
         [
             [

@@ -1,12 +1,12 @@
-"""Order nodes for a pod of a group: near the pods that are placed, and where the rest has room.
+"""Order nodes for a pod of a group: near its placed pods, and in domains with room for the rest.
 
 The topology is a list of labels from the nearest domain to the widest. The node itself is the
 nearest domain of all, except with shared devices, on which the group's pods would slow each other
 down. Nodes of equal certainty and preference are ordered by:
 
-1. how near the nearest domain is that the node shares with a placed pod of the group
-2. how near the nearest domain is with room for all pods of the group that are not placed yet
-3. the room of the next nearer domain, in quarters of what these pods need
+1. the nearest domain that the node shares with a placed pod of the group
+2. the nearest domain with room for all pods of the group that are not placed yet
+3. the room of the domain one level nearer, in quarters of the devices that these pods need
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _NEVER: Final = (Code.GPU_TOO_SMALL, Code.WRONG_MODEL)
 
 _QUARTERS: Final = 4
 _FINE: Final = 0.2
-"""Units of the quarters, all together, as part of the units of one level."""
+"""Units of all quarters together, as a fraction of the units of one level."""
 _MOST_SHOWN: Final = 3
 """Domains with room for the group that an explanation names."""
 
@@ -86,11 +86,11 @@ class GroupNeed:
         name: kind and name of the group.
         size: number of its pods.
         placed: number of its other pods by node, bound or assumed.
-        rest: devices that its pods ask for that are not placed, with this pod.
+        rest: devices requested by its pods that are not placed yet, including this pod.
         total: devices that all of its pods ask for; None if the group is never refused.
         is_uniform: whether all pods that exist ask for as many devices as this one.
         topology: domains of the nodes of the pool of the pod's first resource.
-        may_go: per row of the pool, whether labels and taints would let the pod go there.
+        may_go: per row of the pool, whether the node's labels and taints admit the pod.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Domain:
     Attributes:
         label: the topology label, `node` for a node itself.
         name: name of the domain.
-        pods: number of such pods that have room there.
+        pods: number of these pods for which it has room.
     """
 
     label: str
@@ -123,7 +123,7 @@ class Nearness:
     """Nearness of one node to a pod's group.
 
     Attributes:
-        units: units of score for it.
+        units: units of score for the nearness.
         words: the nearness in words, "" if unknown.
         most: units of the nearest candidate.
     """
@@ -254,8 +254,8 @@ def _units(kinds: Rows, most: float) -> tuple[float, ...]:
 def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None:
     """Return the number of a group's pods for which the cluster has devices, None if for all.
 
-    Devices count no matter which pods hold them. Once a pod is placed the group is not refused. In
-    devices instead of pods if the group's pods ask for different numbers of devices.
+    Devices count no matter which pods hold them. Once a pod is placed the group is not refused. The
+    result counts devices instead of pods if the group's pods request different numbers.
 
     Args:
         need: needs of the group.
@@ -302,7 +302,7 @@ def _sums(domain: Rows, room: Rows) -> Rows:
 
 
 def _first_level(holds: Sequence[Flags]) -> Rows:
-    """Return per candidate the first level that holds, the number of levels if none does."""
+    """Return per candidate the first level whose flag is set, or the number of levels."""
     table = np.stack([*holds, np.ones_like(holds[0])])
     found: Rows = table.argmax(axis=0)
     return found

@@ -61,9 +61,9 @@ _OF_FORMER_TENANT: Final = (
 def count_freed(batch: Batch) -> Batch:
     """Return a batch that treats devices of pods that have just ended as free.
 
-    If readings show more devices in use than pods hold, the surplus was freed by the pods that
-    ended, without knowing which devices these are. The calmest devices are taken: for the landing
-    odds any choice is equal.
+    If readings show more devices in use than pods hold, the ended pods have freed the surplus. It
+    is unknown which devices these are, so the calmest are chosen: any choice gives the same
+    probability.
     """
     if not batch.just_freed.any():
         return batch
@@ -165,9 +165,9 @@ def _held_by_use(batch: Batch, offered: Flags, at: Rows) -> Flags:
 def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
     """Return the present devices without those that the kubelet certainly does not offer.
 
-    If the kubelet offers fewer devices than there are, and no more devices are out than it leaves
-    out, those are the withdrawn ones. Ill health alone is no proof unless the kubelet withdrew
-    devices: devices may also be left out for ResourceClaims.
+    If the kubelet offers fewer devices than the node has, and at most as many devices are out as it
+    withholds, the devices that are out are the withdrawn ones. Ill health alone is no proof unless
+    the kubelet withdrew devices: devices may also be left out for ResourceClaims.
 
     Returns:
         The devices, and the number of further withdrawn devices, without knowing which.

@@ -43,7 +43,7 @@ class Grounds:
         strategy: the pod's strategy.
         is_shared: the resource counts replicas.
         allocatable: devices or replicas that the kubelet offers.
-        left: usable devices or replicas that stay free beside the pod.
+        left: usable devices or replicas that stay free once the pod is placed.
         idle: number of idle landing devices.
         utilization: mean utilization of the landing devices.
         memory_used: mean ratio of memory in use on the landing devices.
@@ -104,7 +104,7 @@ def _landing(grounds: Grounds) -> str:
 
 
 def _doubts(grounds: Grounds) -> Iterator[str]:
-    """Yield the clauses about model, price, memory, health, failures and the devices' place."""
+    """Yield the clauses about model, price, memory, health, failures and the devices' topology."""
     if grounds.place is not None:
         yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
     if grounds.price is not None:

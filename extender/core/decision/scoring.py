@@ -70,7 +70,7 @@ of it, more of a public trace stays unallocated. Whole devices need all of it, s
 for large jobs when pods end (`bench.churn`)."""
 
 PRICE: Final = 120
-"""Units of a node that costs nothing against one with the highest price of the list."""
+"""Difference in units between a node that costs nothing and one with the highest listed price."""
 
 _SHARED_CERTAINTY: Final = dict(
     zip(LEAST, (steps_of(np.array([*LEAST.values()])) / STEPS).tolist(), strict=True)
@@ -248,7 +248,7 @@ def _usable(stranded: Ratios, most: float) -> Ratios:
 
 
 def free_after(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return the number of devices or replicas of each node that stay free beside the pod."""
+    """Return the number of devices or replicas per node that stay free once the pod is placed."""
     asked = np.where(batch.is_shared, 1, assessment.landing.needed)
     free: Ratios = np.maximum(batch.allocatable - batch.held - asked, 0).astype(np.float64)
     return free

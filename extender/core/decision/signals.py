@@ -376,7 +376,7 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
     is_foreign = evidence.is_foreign & evidence.is_unheld & (by_age > 0)
     has_window = evidence.has_tenants & (activity_fresh > 0)
     has_hour = has_window & (evidence.window_count > 1)
-    # Foreign use pauses as a tenant's work does: a short pause makes no device idle.
+    # Foreign use may pause, like a tenant's work: a device is not idle after a short pause.
     past = np.where(is_foreign & (activity_fresh > 0), evidence.window_mean, 0.0)
     now_busy = np.where(activity_fresh > 0, known(measured), 0.0)
     has_recent = (has_window | is_foreign) & (activity_fresh > 0) & (evidence.recent_count > 1)

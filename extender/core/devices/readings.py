@@ -165,7 +165,7 @@ class Own:
         news: nodes with a change that may change a decision.
         holders: device holders by node; None if the source cannot report them.
         mean: mean utilization of each device since the source last reported it, NaN if not
-            reported. The window takes it instead of the latest value.
+            reported. The window stores it instead of the latest value.
         mean_square: mean of the squared utilization over the same time.
         is_foreign: whether the source sees a process outside Kubernetes on the device.
         xid_age: seconds from the XID to `measured_at`, NaN if unknown.
@@ -242,7 +242,7 @@ class Readings:
         shares: occasionally, memory of a shared device used by each pod: (device, `namespace/name`,
             bytes).
         divided: occasionally, devices of which a pod holds a share by its device id (`GPU-…::3`).
-            They are sold in shares, even if only one pod holds one.
+            They are offered in shares, even if only one share is held.
         unmatched_series: number of series whose labels match no node of the cluster.
         unmatched_example: labels of one such series, for users; "" if there is none.
         own: additional data from a source that runs on the nodes.

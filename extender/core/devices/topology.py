@@ -82,7 +82,7 @@ def device_sets(places: Sequence[Place | None]) -> DeviceSets:
 
 
 def _padded(sets: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return the first sets, as many as there are slots; () without any."""
+    """Pad the sets with 0, or truncate them, to one per slot; return () if there are none."""
     return (*sets[:length], *[0] * (length - len(sets))) if sets else ()
 
 
@@ -96,7 +96,7 @@ def _linked(places: Sequence[Place | None]) -> tuple[int, ...]:
     for slot, place in enumerate(places):
         for peer in place.nvlink_peers if place and place.uuid else ():
             at = slots.get(peer)
-            if at is not None and at != slot:  # a link has two ends, and one of them may be unread
+            if at is not None and at != slot:  # an agent may have read one end of a link only
                 linked[slot] |= 1 << at
                 linked[at] |= 1 << slot
         if switched >> slot & 1:

@@ -159,7 +159,7 @@ class Windows:
         squares: npt.NDArray[np.float32],
         counts: npt.NDArray[np.uint16],
     ) -> None:
-        """Add many readings of each device of about the same time.
+        """Add the sums of many readings of each device, taken at about the same time.
 
         Args:
             at: time of the readings, seconds since the epoch; ignored if older than the window.

@@ -1,4 +1,4 @@
-"""Track assumed pods: answered for, and not yet bound according to the API server."""
+"""Track assumed pods: placed in an answer, and not yet bound according to the API server."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -152,18 +152,18 @@ class Ledger:
                 self._by_uid[uid] = replace(assumption, expires_at=expires_at)
 
     def prolong(self, uids: Iterable[str], until: float) -> None:
-        """Let tentative pods count until a given time at least, seconds since the epoch."""
+        """Extend the expiry of tentative pods to at least a given time, seconds since the epoch."""
         for uid in uids:
             assumption = self._by_uid.get(uid)
             if assumption is not None and (assumption.expires_at or until) < until:
                 self._by_uid[uid] = replace(assumption, expires_at=until)
 
     def drop_later(self, uid: str, uids: AbstractSet[str]) -> None:
-        """Remove those of the tentative pods `uids` that were assumed after a pod.
+        """Remove the tentative pods in `uids` that were assumed after another pod.
 
         Args:
-            uid: UID of the pod; if it is not assumed, nothing is removed.
-            uids: UIDs of other pods.
+            uid: UID of this other pod; if it is not assumed, nothing is removed.
+            uids: UIDs of the pods to remove.
         """
         order = list(self._by_uid)
         later = order[order.index(uid) + 1 :] if uid in self._by_uid else []

@@ -34,7 +34,7 @@ _SEEN = tuple(column.name for column in fields(Telemetry))
 
 
 def take_batch(batch: Batch, index: Rows | slice) -> Batch:
-    """Return some rows of a batch."""
+    """Return the given rows of a batch."""
     telemetry = batch.telemetry
     columns = {name: getattr(batch, name)[index] for name in _COLUMNS}
     seen = {name: getattr(telemetry, name)[index] for name in _SEEN}

@@ -55,7 +55,7 @@ class JsonNameList:
         return len(self.starts)
 
     def some(self, which: Places | Flags) -> "JsonNameList":
-        """Return some of the items."""
+        """Return the selected items."""
         return JsonNameList(self.text, self.starts[which], self.lengths[which])
 
     def words(self, head: int, tail: int) -> list[Words]:
@@ -91,7 +91,7 @@ class JsonNameList:
         return self._between(self.starts[firsts], self.starts[lasts] + self.lengths[lasts])
 
     def _between(self, begins: Places, ends: Places) -> bytes:
-        """Return some byte ranges of the text, joined by commas."""
+        """Return the byte ranges of the text, joined by commas."""
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b",".join([self.text[begin:end] for begin, end in spans])
 

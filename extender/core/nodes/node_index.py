@@ -165,7 +165,7 @@ class _Names:
 
 
 class _Wider:
-    """The node index extended by a few names that are in no pool.
+    """Copy of the node index with a few additional names that belong to no pool.
 
     Attributes:
         names: all names.

@@ -254,7 +254,7 @@ class _Split:
 
 
 def _split(pieces: JsonNameList, like: NameTable | None) -> Steps[_Split | None]:
-    """Choose the cheapest two parts that cover every item and fit into each, or None."""
+    """Choose the cheapest head and tail that fit into every item and cover it, None without any."""
     shortest, longest = int(pieces.lengths.min()), int(pieces.lengths.max())
     sizes = [
         (head, max(-(-(longest - head) // _WORD), 1) * _WORD)
@@ -321,10 +321,9 @@ def _hashes(words: Sequence[Words]) -> Words:
 
 
 def near_names(name: str, names: Sequence[str], most: int) -> Sequence[str]:
-    """Return the names next to one that is not among them, in alphabetical order.
+    """Return the alphabetical neighbors of a name that is not in a list.
 
-    Names of one cluster differ in their ends, so neighbours are the likely corrections, and they
-    are found among thousands at once.
+    Node names of one cluster mostly differ at the end, so their neighbors are likely corrections.
 
     Args:
         name: the name to look for.

@@ -1,7 +1,7 @@
-"""Read which group a pod belongs to: pods that only work together, such as the ranks of a training.
+"""Read a pod's group: pods that only work together, such as the ranks of a distributed training.
 
 The pod's own fields, labels, annotations and controller name the group. Its size is known here only
-if the pod states it; objects may state it, too (`sources.kubernetes.group_sizes`).
+if the pod states it; `sources.kubernetes.group_sizes` reads it from other objects.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class PodGroup:
         namespace: namespace of its pods.
         name: its name, unique for its kind within the namespace.
         size: number of its pods, None if the pod does not state it.
-        least: number of its pods with GPUs that certainly exist or will, None if unknown.
+        least: number of its pods with GPUs that certainly exist or will exist, None if unknown.
     """
 
     kind: str
@@ -142,7 +142,7 @@ def _labelled(
 
 
 def _owned(metadata: Mapping[str, object]) -> tuple[str, str, object] | None:
-    """Return the group that a pod's controller makes up."""
+    """Return the group that all pods of a pod's controller form."""
     for owner in objects_of(metadata.get("ownerReferences")):
         kind, name = text_of(owner.get("kind")), text_of(owner.get("name"))
         if owner.get("controller") is True and kind in _GROUP_OWNERS and name:
@@ -161,7 +161,7 @@ def _lws_size(labels: Mapping[str, object], annotations: Mapping[str, object]) -
 
 
 def read_size(value: object) -> int | None:
-    """Parse a number of pods; None if it is none.
+    """Parse a number of pods; None if it is invalid.
 
     Example:
         >>> read_size("4"), read_size("four"), read_size("0")
@@ -174,5 +174,5 @@ def read_size(value: object) -> int | None:
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _shared(kind: str, namespace: str, name: str, size: int | None, least: int | None) -> PodGroup:
-    """Return a cached equal object: all pods of a group share it."""
+    """Return a cached `PodGroup`, so that all pods of a group share one object."""
     return PodGroup(kind, namespace, name, size, least)

@@ -18,10 +18,10 @@ MAX_RESOURCES: Final = 32
 """Maximum number of resources, least recently requested dropped first."""
 
 HALF_LIFE: Final = 1000.0
-"""A request counts half after this many others."""
+"""A request counts half after this many further requests."""
 
 LEAST: Final = 8.0
-"""Number of requests from which on they count."""
+"""Minimum number of requests before they count."""
 
 STEP: Final = 0.1
 """Requests are published again once this share of them differs from those published. Each time all

@@ -35,7 +35,7 @@ _MOST_QUANTITIES: Final = 5000
 """Limit for pods from an unknown sender: limits and requests of all containers together."""
 
 _MOST_JUDGED: Final = 16
-"""Containers with devices of a pod that are judged one by one: each takes time for every node."""
+"""Maximum number of a pod's containers that are judged singly: each takes time on every node."""
 
 
 @dataclass(frozen=True, slots=True)

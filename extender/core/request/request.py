@@ -81,7 +81,7 @@ class GpuRequest:
         thresholds: a device below both thresholds is idle for this pod.
         strategy: order among nodes of equal certainty.
         preferred_models: preferred GPU models, best first, as the pod writes them.
-        required_models: GPU models of which the pod accepts any and no other; () for all.
+        required_models: the only GPU models that the pod accepts; () for all.
         targets: nodes that the pod names, in the order in which they are tried; () for any node.
         target_policy: behavior of the pod while no target can take it.
         millicores: requested CPU of the node.

@@ -1,6 +1,7 @@
 """Encode a pool's NumPy columns as JSON without loss, and decode them.
 
-A constant column becomes one number, a short one a list, any other zlib-compressed bytes.
+A constant column is encoded as one number, a short column as a list, and any other column as
+zlib-compressed bytes.
 """
 
 import base64

@@ -1,1 +1,1 @@
-"""Decide a decision log again under other settings, offline."""
+"""Replay a decision log offline under other settings."""

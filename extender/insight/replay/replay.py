@@ -118,7 +118,7 @@ class Replay:
         )
 
     def _policies_for(self, logged: Policy) -> tuple[Policy, Policy]:
-        """Return the logged and the changed settings, unchanged objects for equal logged ones."""
+        """Return the logged and the changed settings; equal logged settings share objects."""
         if self._policies is None or self._policies[0] is not logged:
             self._policies = (logged, self._changes.policy(logged))
             self._cache.clear()

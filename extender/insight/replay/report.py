@@ -18,8 +18,8 @@ _UNBOUND: Final = 2000
 """Number of latest decisions whose snapshot is kept for a binding that may follow in the log."""
 
 _ATTEMPT_SECONDS: Final = 10.0
-"""Longest time between filter and prioritize of one attempt, as other extenders are called in
-between. A later prioritize belongs to another attempt, whose filter another replica answered."""
+"""Longest time between filter and prioritize of one attempt, in which other extenders may be
+called. A later prioritize belongs to another attempt, whose filter another replica answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

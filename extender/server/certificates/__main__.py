@@ -4,9 +4,9 @@
     python -m extender.server.certificates --secrets            (in a pod, or with --kubeconfig)
     python -m extender.server.certificates --secrets --webhook idlegpu-scheduler-name
 
-It is safe to run again at any time: valid certificates stay as they are, and concurrent runs wait
-for each other. To replace the CA without downtime: run with --next-ca, restart every kube-scheduler
-(it reads its CA only at start), run with --switch-ca, and a day later with --drop-ca.
+It is safe to run again at any time: valid certificates do not change, and concurrent runs wait for
+each other. To replace the CA without downtime: run with --next-ca, restart every kube-scheduler (it
+reads its CA only at start), run with --switch-ca, and a day later with --drop-ca.
 """
 
 import argparse
@@ -226,7 +226,7 @@ async def _write_secrets(
 
 
 async def _publish_cas(arguments: argparse.Namespace, client: KubeClient, files: Files) -> None:
-    # For clients without a certificate of their own: node agents and the API server.
+    # For clients that have no certificate: node agents and the API server.
     for other in arguments.ca_namespace:
         if outcome := await publish(client, other, files):
             sys.stdout.write(f"ConfigMap {other}/{CA_CONFIG_MAP}: {outcome}\n")

@@ -63,7 +63,7 @@ def _leaves(wanted: Wanted) -> tuple[_Leaf, _Leaf]:
     extender = _Leaf(
         side=EXTENDER,
         common_name=EXTENDER_NAME,
-        # The extender is a client as well: of its other replicas.
+        # The extender is also a client: of its other replicas.
         usages=(ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
         names=(*map(x509.DNSName, wanted.names), *addresses),
     )
@@ -113,14 +113,14 @@ def expiry_warning(files: Files, wanted: Wanted, now: datetime) -> str:
 
 
 def with_next(files: Files, now: datetime) -> dict[str, bytes]:
-    """Return the files plus a second CA, which both sides trust and which issues nothing yet."""
+    """Add a second CA to the files; both sides trust it, and it issues no certificates yet."""
     if "next.crt" in files:
         return dict(files)
     return {**files, **_authority("next", now)}
 
 
 def switched(files: Files) -> dict[str, bytes]:
-    """Return the files with the second CA as the issuing one; both CAs stay trusted.
+    """Make the second CA of the files the issuing CA; both CAs stay trusted.
 
     Raises:
         CertsError: there is no second CA.
@@ -137,7 +137,7 @@ def switched(files: Files) -> dict[str, bytes]:
 
 
 def without_previous(files: Files) -> dict[str, bytes]:
-    """Return the files without the CA that issued certificates before the last switch."""
+    """Remove the CA that issued certificates before the last switch from the files."""
     return {name: text for name, text in files.items() if name != "previous.crt"}
 
 
@@ -200,7 +200,7 @@ def _is_due(files: Files, leaf: _Leaf, renew_days: int, now: datetime) -> bool:
     certificate = _parse(files[f"{leaf.side}.crt"], f"{leaf.side}.crt")
     stated = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     authority = _load(files, "ca")
-    # A certificate that expires together with its CA would gain nothing from a renewal.
+    # Renewing a certificate that expires together with its CA would not extend it.
     good_until = min(now + timedelta(days=renew_days), authority.not_valid_after_utc)
     return (
         certificate.not_valid_after_utc < good_until

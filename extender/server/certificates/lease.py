@@ -1,4 +1,4 @@
-"""Let one run at a time change the certificate Secrets, by holding a Lease."""
+"""Hold a Lease, so that only one run at a time changes the certificate Secrets."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Propose annotations for new pods that say nothing of memory or models, as `idlegpu size` does."""
+"""Propose annotations for new pods that specify no memory or models, as `idlegpu size` does."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 _MIB: Final = 1 << 20
 _MAX_TEXT: Final = 8192
-"""Characters of the containers that are searched for options and words: at most a few
-milliseconds, and a tenth of one for most pods."""
+"""Maximum number of characters of the containers' texts that are searched for options and words: a
+few milliseconds at most, and a tenth of a millisecond for most pods."""
 _MAX_REASON: Final = 500
 _SIMILAR: Final = frozenset({"owner", "images"})
 """Similarity that is enough to write an annotation; equal requests alone are not."""

@@ -19,7 +19,7 @@ _KIND: Final = "AdmissionReview"
 
 _MAX_WARNINGS: Final = 3
 MAX_WARNING: Final = 250
-"""The API server cuts warnings of more than 256 characters."""
+"""Maximum length of a warning: the API server truncates longer ones."""
 
 
 class ReviewError(ValueError):

@@ -45,13 +45,14 @@ _DEFAULT_SCHEDULER: Final = "default-scheduler"
 _UNREADABLE: Final = "idlegpu could not read this pod; it is created unchanged"
 
 MAX_BODY_BYTES: Final = 4 << 20
-"""etcd stores objects of at most 1.5 MiB, and the API server reads at most 3 MiB."""
+"""Maximum size of a review: etcd stores objects of at most 1.5 MiB, and the API server reads at
+most 3 MiB."""
 MAX_READING: Final = 64
 MAX_READING_EACH: Final = 16
 """Maximum number of reviews that are read at once, in total and from one address. Any client that
 reaches the port may send many of them, slowly."""
 READ_SECONDS: Final = 5.0
-"""The API server no longer waits for an answer after this time."""
+"""Time limit for reading a review: the API server no longer waits for an answer afterwards."""
 
 _LEASE_CHECK_SECONDS: Final = 2.0
 """Time between two reads of the Lease; the shortest usual duration of a Lease is 15 s."""

@@ -13,7 +13,7 @@ SKEW_SECONDS: Final = 10.0
 
 
 def _unknown(facts: Facts) -> str:
-    """Return which nodes' clocks cannot be checked, "" if all can.
+    """Return the nodes whose clocks cannot be checked, "" if there are none.
 
     kubectl omits the required managedFields unless `--show-managed-fields` is given.
     """
@@ -31,9 +31,9 @@ def _unknown(facts: Facts) -> str:
 def _skewed(facts: Facts) -> Iterator[Problem]:
     """Find clocks that differ by more than 10 s.
 
-    A kubelet's heartbeat is compared with the API server's record of it, and the extender's clock
-    with this machine's. Without `managedFields`, which kubectl omits by default, the check cannot
-    run.
+    The time in a kubelet's heartbeat is compared with the time at which the API server recorded it,
+    and the extender's clock with this machine's. Without `managedFields`, which kubectl omits by
+    default, the check cannot run.
 
     Remedy: NTP.
     """

@@ -21,7 +21,7 @@ from extender.cli.doctor.objects import (
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 _PLACEHOLDER: Final = "FIXED_ADDRESS"
-"""Stands for the extender's address in scheduler-config/kube-scheduler.yaml."""
+"""Placeholder for the extender's address in scheduler-config/kube-scheduler.yaml."""
 _EXAMPLES: Final = (
     ipaddress.ip_network("192.0.2.0/24"),
     ipaddress.ip_network("2001:db8::/32"),
@@ -44,7 +44,7 @@ _ONE_RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.\d+\+(k3s|rke2r)\d")
 
 
 def _unknown_address(facts: Facts) -> str:
-    """Return the facts that are missing to compare an address with the Service's, "" if none."""
+    """Return the facts that are missing for a comparison with the Service's address, "" if none."""
     if facts.services is None and any(_is_address(host) for _, host in _hosts(facts)):
         return facts.why_missing("services")
     return ""
@@ -59,7 +59,7 @@ def _unknown_address(facts: Facts) -> str:
 def _wrong_address(facts: Facts) -> Iterator[Problem]:
     """Find entries whose `urlPrefix` is not the extender's address.
 
-    It is a placeholder (`FIXED_ADDRESS`, an address for documentation), or another IP address than
+    It is a placeholder (`FIXED_ADDRESS`, an address for documentation), or an IP address other than
     the Service's.
 
     Remedy: `scheduler-config/control-plane.sh`.
@@ -122,7 +122,7 @@ def _is_example(host: str) -> bool:
 def _wrong_version(facts: Facts) -> Iterator[Problem]:
     """Find kube-schedulers of a newer minor version than the API server, or of a too old one.
 
-    A newer minor version is an error, one more than one below is a warning.
+    A newer minor version is an error. A version more than one minor version older is a warning.
 
     Remedy: `manifests/render.sh REGISTRY second-scheduler`; with Helm `images.scheduler.tag: ""`.
     """

@@ -175,7 +175,7 @@ def _degraded(facts: Facts) -> Iterator[Problem]:
 
 @check("IG107", "telemetry shows every GPU of a node", needs=("nodes", "devices|exporter"))
 def _unlike_telemetry(facts: Facts) -> Iterator[Problem]:
-    """Find nodes for which telemetry shows another number of GPUs than labels or capacity.
+    """Find nodes whose number of GPUs in telemetry differs from their labels or capacity.
 
     Capacity (`nvidia.com/gpu`) counts only without the label `nvidia.com/gpu.count`, and only if it
     does not count shares or instances.

@@ -45,7 +45,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 """Metric names of the fields that decisions need, in all releases; the remedy names the first."""
 UTILIZATION, ENGINE, USED, FREE = tuple(FIELDS)[:4]
 _SHARPER: Final = frozenset({"SM activity"})
-"""Optional fields: dcgm-exporter's default counters leave them out, and suffice without them."""
+"""Optional fields: dcgm-exporter's default counters omit them, and decisions work without them."""
 
 XIDS: Final = (
     "DCGM_FI_DEV_XID_ERRORS",
@@ -86,7 +86,7 @@ class _Card:
 
     @property
     def is_blind(self) -> bool:
-        """Whether activity or memory is missing altogether."""
+        """Whether no activity or no memory is exported at all."""
         has_activity = self._has(ENGINE) or (self._has(UTILIZATION) and not self.has_instances)
         return not has_activity or not self._has(USED)
 
@@ -95,13 +95,13 @@ class _Card:
 def _not_exported(facts: Facts) -> Iterator[Problem]:
     """Find DCGM fields that dcgm-exporter does not export, card by card.
 
-    No activity or no memory at all is an error, so is no graphics engine activity with MIG;
-    profiling fields of the defaults that are off are a warning. For nodes whose exporter was not
-    read, the fields that the extender itself lacks count. A counters file without XIDs is a
-    warning; series do not show it, because from dcgm-exporter 4.8.2 on a GPU without errors has
-    none.
+    A card without any activity or memory field is an error, and so is a MIG card without graphics
+    engine activity. Disabled profiling fields of the default counters are a warning. If a node's
+    exporter was not read, the check uses the fields that the extender lacks. A counters file
+    without XIDs is a warning; series cannot show this, because from dcgm-exporter 4.8.2 on a GPU
+    without errors has no series.
 
-    Remedy: the lines for the counters' file.
+    Remedy: the lines to add to the counters file.
     """
     cards = _cards(facts)
     lacking = {card: seen for card, seen in cards.items() if set(seen.absent) - _SHARPER}
@@ -158,7 +158,7 @@ def _not_scraped(
 
 
 def _not_read(devices: Iterable[Object]) -> Iterator[Problem]:
-    """Find GPUs for which the extender has readings, but no activity or no memory."""
+    """Find GPUs for which the extender has readings without activity or without memory."""
     lacking: defaultdict[str, list[str]] = defaultdict(list)
     for device in devices:
         if device.get("freshness") != "fresh" or not device.get("uuid"):

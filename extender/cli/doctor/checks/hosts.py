@@ -27,7 +27,7 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 
 _TAINT: Final = "nvidia.com/gpu"
 _ENOUGH: Final = 0.5
-"""Share of a GPU's even part of the node's CPU and memory that is enough to use the GPU."""
+"""Fraction of a GPU's even share of the node's CPU and memory that is enough to use the GPU."""
 _KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -35,7 +35,8 @@ _KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 def _filled(facts: Facts) -> Iterator[Problem]:
     """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory.
 
-    Less than half of the free GPUs' even share is left. Pods of DaemonSets do not count.
+    Less than half of the free GPUs' even share of CPU or memory is left. Pods of DaemonSets do not
+    count.
 
     Remedy: a taint on the nodes: `nvidia.com/gpu=present:NoSchedule`.
     """
@@ -62,7 +63,7 @@ def _filled(facts: Facts) -> Iterator[Problem]:
 
 
 def _shortage(node: Object, pods: list[Object]) -> str:
-    """Return which pods hold the CPU or memory that a node's free GPUs need, "" if none."""
+    """Return the pods that hold the CPU or memory that a node's free GPUs need, "" if none."""
     gpus = sum(allocatable(node).values())
     free = gpus - sum(sum(requested_gpus(pod).values()) for pod in pods)
     offered = mapping_of(mapping_of(node.get("status")).get("allocatable"))

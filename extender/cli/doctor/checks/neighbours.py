@@ -1,4 +1,4 @@
-"""Check that other schedulers and autoscalers do not work against the extender."""
+"""Check that other schedulers and autoscalers do not conflict with the extender."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -45,10 +45,10 @@ AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter")
 def _two_schedulers(facts: Facts) -> Iterator[Problem]:
     """Find nodes on which several schedulers place GPU pods.
 
-    A warning if the schedulers may be profiles of one process, which is no fault: pass its
+    A warning if the schedulers may be profiles of one process, which is not a fault: pass its
     configuration.
 
-    Remedy: nodes of their own, by label and taint.
+    Remedy: separate nodes for each scheduler, by label and taint.
     """
     by_node: defaultdict[str, set[str]] = defaultdict(set)
     for pod in gpu_pods(facts):
@@ -91,7 +91,7 @@ def _scheduler_name(pod: Object) -> str:
 
 
 def _homes(facts: Facts) -> dict[str, str]:
-    """Return the configuration, and so the process, of each scheduler name."""
+    """Return the configuration of each scheduler name; one configuration is one process."""
     return {
         text_of(profile.get("schedulerName")) or "default-scheduler": scheduler.source
         for scheduler in facts.schedulers or ()

@@ -59,10 +59,10 @@ def restart_discovery(facts: Facts) -> str:
 def _no_plugin(facts: Facts) -> Iterator[Problem]:
     """Find GPU nodes that offer no GPUs.
 
-    They have GPUs by their labels, or offered some before (a capacity of 0), and have no DRA
+    Their labels show GPUs, or they offered some before (a capacity of 0), and they have no DRA
     driver: the device plugin is missing or broken.
 
-    Remedy: install it; its log.
+    Remedy: install it, or read its log.
     """
     names = [name_of(node) for node in facts.nodes or ()]
     plugins = {
@@ -213,7 +213,7 @@ def _dead_mps(facts: Facts) -> Iterator[Problem]:
 
     A label says that the node uses MPS.
 
-    Remedy: its DaemonSet, its log.
+    Remedy: read its log, or check its DaemonSet.
     """
     daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
     alive = {node_of(pod) for pod in daemons if is_running(pod)}

@@ -211,8 +211,9 @@ def _driver(node: Object) -> str:
 def _set_by_hand(facts: Facts) -> Iterator[Problem]:
     """Find pods that set CUDA_VISIBLE_DEVICES in their environment or command.
 
-    An error if it names others than 0 to n-1, or in `env` not all of them; otherwise a warning.
-    Commands that divide the GPUs among processes, and values that only a shell knows, are skipped.
+    An error if it names other indices than 0 to n-1, or in `env` not all of them; otherwise a
+    warning. Commands that divide the GPUs among processes, and values that only a shell knows, are
+    skipped.
 
     Remedy: remove it.
     """
@@ -246,7 +247,7 @@ def _set_by_hand(facts: Facts) -> Iterator[Problem]:
 
 
 class _ByHand(StrEnum):
-    """Consequence of the setting, gravest first."""
+    """Consequence of the setting, most severe first."""
 
     HARMFUL = "it names other GPUs than the pod has, or hides some"
     HIDING = "a command sees some of the pod's GPUs, and no other command names the rest"
@@ -286,14 +287,14 @@ def _parts(value: str) -> list[str]:
 
 @check("IG303", "model servers use as many GPUs as their pods request", needs=("pods",))
 def _unlike_parallel(facts: Facts) -> Iterator[Problem]:
-    """Find model servers that use another number of GPUs than their container requests.
+    """Find model servers that use more or fewer GPUs than their container requests.
 
     The number is tensor x pipeline x data parallel size of vLLM, SGLang, TensorRT-LLM or TGI: more
     is an error, fewer a warning. With SGLang's `--enable-dp-attention` data parallel ranks need no
     GPUs of their own. Variables count if the container gets their value. Servers over several pods
     (Ray, `--nnodes`), and sizes that are not stated, are skipped.
 
-    Remedy: make both equal.
+    Remedy: make both numbers equal.
     """
     too_many: list[str] = []
     too_few: list[str] = []

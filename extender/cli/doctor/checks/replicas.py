@@ -60,9 +60,10 @@ def _short_grace(facts: Facts) -> Iterator[Problem]:
 
 @check("IG405", "replicas know each other", needs=("pods", "settings"))
 def _strangers(facts: Facts) -> Iterator[Problem]:
-    """Find replicas that do not share their requests, because `peers` is not set.
+    """Find replicas that do not exchange their requests, because `peers` is not set.
 
-    Bursts then go to the same nodes, and pods count as bound without an answer, or count twice.
+    Replicas then place bursts on the same nodes, and pods count as bound without an answer, or
+    count twice.
 
     Remedy: `peers.service`.
     """

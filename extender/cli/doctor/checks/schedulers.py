@@ -81,7 +81,7 @@ def _seconds_of(duration: object) -> float | None:
 def our_entry(config: Object) -> Object | None:
     """Return the entry of idlegpu among a configuration's extenders, None if there is none.
 
-    That is the entry with "idlegpu" in its address or certificate, else one with GPU resources,
+    This is the entry with "idlegpu" in its address or certificate, else one with GPU resources,
     else the only entry.
     """
     entries = objects_of(config.get("extenders"))
@@ -117,7 +117,7 @@ def _causes(facts: Facts) -> list[Object]:
 
 
 def _groups(facts: Facts) -> tuple[str, ...]:
-    """Format a line for each group of pods that were bound without the extender's answer."""
+    """Format one line for each group of pods that were bound without the extender's answer."""
     lines = []
     for group in objects_of((facts.unasked or {}).get("bound")):
         if group.get("verdict") == "asked":
@@ -132,7 +132,7 @@ def _groups(facts: Facts) -> tuple[str, ...]:
 
 
 def _reported(facts: Facts, code: str) -> Iterator[Problem]:
-    """Yield the likely causes that the extender reports, as far as they belong to this check."""
+    """Yield the likely causes that the extender reports and that belong to this check."""
     for cause in _causes(facts):
         kind = text_of(cause.get("kind"))
         if _OTHERS.get(kind, "IG001") != code:
@@ -253,7 +253,7 @@ def _whole_nodes(facts: Facts) -> Iterator[Problem]:
 
 @check("IG004", "the extender's scores and kube-scheduler's own both count", needs=("schedulers",))
 def _drowned(facts: Facts) -> Iterator[Problem]:
-    """Find weights with which kube-scheduler's plugins outvote the extender, or never count.
+    """Find weights with which kube-scheduler's plugins outweigh the extender, or have no effect.
 
     idlegpu adds weight x `wire.max_score` x 10 points at most, and two fifths of that for idle
     against busy; kube-scheduler's plugins add 100 x the sum of their weights (12 by default),
@@ -389,8 +389,8 @@ def _shortened(facts: Facts) -> Iterator[Problem]:
     """Find extenders that filter after idlegpu and so see only its shortlist.
 
     If such an extender refuses the whole shortlist (`wire.shortlist` above 0), a pod waits although
-    other nodes would do. kube-scheduler calls ignorable extenders last, the others in the order of
-    the file.
+    other nodes are suitable. kube-scheduler calls ignorable extenders last, the others in the order
+    of the file.
 
     Remedy: `wire.shortlist: 0`, or its entry above idlegpu's (with `ignorable: false` if idlegpu's
     is not ignorable).

@@ -109,7 +109,7 @@ def _lacking_rights(facts: Facts) -> Iterator[Problem]:
     """Find RBAC rights that the extender's account lacks.
 
     It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes`, `wake-pods`
-    and `group-sizes`. The API server says which it has or, offline, the RBAC objects.
+    and `group-sizes`. The API server states the account's rights; offline, the RBAC objects do.
 
     Remedy: `kubectl apply -k`.
     """

@@ -34,7 +34,7 @@ _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
 
 @check("IG102", "series name nodes of the cluster", needs=("sources|metrics|exporter",))
 def _unmatched(facts: Facts) -> Iterator[Problem]:
-    """Find metric series whose labels name no node, address or exporter.
+    """Find metric series whose labels match no node, address or exporter.
 
     Remedy: `prometheus.node_labels`.
     """
@@ -86,9 +86,9 @@ def _strangers(facts: Facts) -> list[str]:
 def _stale(facts: Facts) -> Iterator[Problem]:
     """Find readings that are stale on arrival, and the intervals that cause it.
 
-    Stale readings are older than `freshness.max_age_seconds` (median), or their exporter collects
-    that rarely. An exporter's interval that differs from `prometheus.exporter_interval_seconds` is
-    a warning.
+    The median age of the readings exceeds `freshness.max_age_seconds`, or their exporter's interval
+    does. An exporter's interval that differs from `prometheus.exporter_interval_seconds` is a
+    warning.
 
     Remedy: the interval.
     """

@@ -1,4 +1,4 @@
-"""Check that the labels of nodes name the policy of their kubelet's Topology Manager."""
+"""Check that node labels state the policy of the kubelet's Topology Manager."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -24,9 +24,9 @@ _REFUSED: Final = "TopologyAffinityError"
     "IG208", "labels name the policy of each kubelet's Topology Manager", needs=("nodes", "pods")
 )
 def _unlike_kubelet(facts: Facts) -> Iterator[Problem]:
-    """Find labels with unknown words, and refusals of kubelets whose policy no label names.
+    """Find labels with unknown values, and rejections by kubelets whose policy no label states.
 
-    A refusal is a pod with `TopologyAffinityError`.
+    A rejected pod has the status reason `TopologyAffinityError`.
 
     Remedy: `kubectl label node NODE idlegpu.io/topology-policy=single-numa-node`
     (docs/agent.md#topology).
