@@ -19,12 +19,12 @@ from simulation.fleet import SimulatedFleet
 from simulation.models import MIB
 
 PERIOD_SECONDS = 0.25
-"""Time between two passes; a real agent makes one pass per second."""
+"""Time between two samples; a real agent takes one per second."""
 
 REPORTS = ReportOptions(
     heartbeat_seconds=1.0, resolve_seconds=0.5, reconnect_seconds=0.2, max_backoff_seconds=1.0
 )
-"""Shorter intervals than in a real cluster."""
+"""Settings of the reports, with shorter intervals than in a real cluster."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class SimulatedAgent:
         fleet: fleet that contains the node's devices.
         latest: the agent's latest report.
         started_at: start time, seconds since the epoch.
-        is_dumb: whether the agent has stopped making passes.
+        is_dumb: whether the agent has stopped sampling.
         sequence: number of its last report.
         sees_foreign: whether the agent can see the pods of processes.
         sees_holders: whether its kubelet reports the holders of devices.
@@ -52,7 +52,7 @@ class SimulatedAgent:
     sees_holders: bool = True
 
     def look(self) -> Report:
-        """Make a pass and publish its report."""
+        """Take a sample and publish its report."""
         self.sequence += 1
         report = report_of(
             self.fleet,
@@ -208,7 +208,7 @@ def _device(
 def foreign_processes_of(
     fleet: SimulatedFleet, node: str
 ) -> Mapping[DeviceKey, tuple[ForeignProcess, ...]]:
-    """Return a node's foreign processes as the extender reads them from its agent's report."""
+    """Return a node's foreign processes as the extender decodes them from a report."""
     report, state = report_of(fleet, node), AgentState(node)
     update = UpdateBuilder().build(report, Digest(), is_news=False, sent_at=report.at)
     state.apply(update, report.at)

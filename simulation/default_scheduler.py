@@ -1,7 +1,7 @@
-"""Schedule pods as kube-scheduler does without an extender, on a fleet of its own.
+"""Schedule pods as kube-scheduler does without an extender, on a separate fleet.
 
-The model covers its resource fit and its default scores. The pods' fates are those of the simulated
-GPUs.
+The model covers kube-scheduler's resource fit and default scores. The pods' fates follow from the
+simulated GPUs.
 """
 
 import random
@@ -150,7 +150,7 @@ def fitting(fleet: SimulatedFleet, wanted: dict[str, int]) -> list[str]:
 def outcome_of(fleet: SimulatedFleet, uid: str) -> Outcome:
     """Return the outcome of a placed pod, on the worst of its GPUs.
 
-    The loads of all pods count, also of those that still warm up.
+    The loads of all pods count, including pods that are still warming up.
 
     Args:
         fleet: the fleet.

@@ -38,7 +38,7 @@ COLUMNS = 80
 """Columns of the output; a narrower terminal folds its prose."""
 
 _STYLES = {Fate.GOOD: "green", Fate.WAITING: "yellow"}
-"""Styles of the fates that are no failure."""
+"""Styles of the fates that are not failures."""
 
 
 class Demo:

@@ -88,7 +88,7 @@ def demo_fleet(clock: Callable[[], float] = time.time) -> SimulatedFleet:
     _fill_mig_node(fleet)
     fleet.kill_device("gpu-a100-01", 1, Loss.XID_79)
     fleet.silence("gpu-v100-02", age_seconds=STALE_AGE_SECONDS)
-    # The pods above are warm; pods that the demo places have to load a model first.
+    # The pods above have loaded their models; pods that the demo places must load them first.
     fleet.warm_up_seconds = 20.0
     return fleet
 
@@ -195,7 +195,7 @@ def big_fleet(
     busy_share: float = 0.6,
     clock: Callable[[], float] = time.time,
 ) -> SimulatedFleet:
-    """Build a large fleet: of ten nodes seven whole, two time-sliced x10, one with MIG.
+    """Build a large fleet: 70 % nodes of whole GPUs, 20 % time-sliced by 10, 10 % with MIG.
 
     Args:
         nodes: number of nodes.

@@ -21,7 +21,7 @@ class Scene:
 
     Attributes:
         title: description of the pods.
-        point: what the step shows.
+        point: statement that the step demonstrates.
         pods: names of the pods.
         gpus: devices by resource.
         annotations: annotations of each pod.

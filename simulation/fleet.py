@@ -189,14 +189,14 @@ class SimulatedFleet:
     def set_utilization(
         self, node: str, index: int, ratio: float, gpu_instance_id: str = ""
     ) -> None:
-        """Set a device's activity apart from placed pods, 0 to 1."""
+        """Set a device's activity in addition to placed pods, 0 to 1."""
         device = self.device(node, index, gpu_instance_id)
         device.base = replace(device.base, utilization=ratio)
 
     def set_memory_used(
         self, node: str, index: int, memory_bytes: int, gpu_instance_id: str = ""
     ) -> None:
-        """Set a device's memory use apart from placed pods, in bytes."""
+        """Set a device's memory use in addition to placed pods, in bytes."""
         device = self.device(node, index, gpu_instance_id)
         device.base = replace(device.base, memory_bytes=memory_bytes)
 

@@ -28,7 +28,7 @@ async def follow_pods(
 
     Args:
         api_client: client of the API server; reconnects after a failure.
-        fleet: the fleet; pods that were placed in another way are not changed.
+        fleet: the fleet; pods that were placed by other means do not change.
         retry_seconds: pause before pods are listed again.
     """
     api = CoreV1Api(api_client)
@@ -85,7 +85,7 @@ def _hang_up(response: aiohttp.ClientResponse) -> None:
 def _observe(
     fleet: SimulatedFleet, followed: set[str], pod: JsonObject, type_: str = "ADDED"
 ) -> str:
-    """Pass a pod to its kubelet, and return its UID."""
+    """Apply a pod's state to its simulated kubelet, and return its UID."""
     uid = pod_ref(pod).uid
     refusal = observe_pod(fleet, pod, is_deleted=type_ == "DELETED")
     if refusal:

@@ -24,7 +24,7 @@ class Sharing(StrEnum):
 
 
 class Allocation(StrEnum):
-    """Device plugin's policy for the choice of a shared device."""
+    """The device plugin's policy for choosing a shared device."""
 
     DISTRIBUTED = "distributed"
     PACKED = "packed"

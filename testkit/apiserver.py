@@ -17,7 +17,7 @@ from typing_extensions import override  # `override` is in `typing` from Python 
 Object = dict[str, Any]
 
 CHUNK_BYTES: Final = 1 << 18
-"""Largest part of a burst of events that is written before other tasks run."""
+"""Maximum bytes of a burst of events to write before other tasks run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Device and its pods, as `Telemetry` and `PoolRow` describe them."""
+    """Device and its pods, with the fields of `Telemetry` and `PoolRow`."""
 
     utilization: float = 0.0
     latest: float | None = None

@@ -29,7 +29,7 @@ BUSY: Final = Gpu(busy=0.9, used_gib=60.0)
 
 
 def card(*tenants: str, busy: float = 0.0, used_gib: float = 0.0) -> Gpu:
-    """Build a card that these pods hold."""
+    """Build the values of a card that the given pods hold."""
     return Gpu(busy=busy, used_gib=used_gib, tenants=tenants)
 
 

@@ -1,4 +1,4 @@
-"""Collector of a Prometheus, with its rows applied as the extender applies them."""
+"""Prometheus collector whose rows are applied in the same way as in the extender."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Decisions of a running extender, written to a decision log and read again."""
+"""Write decisions to a decision log and read them again."""
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -58,7 +58,7 @@ def record_of(
 
 
 def written(decisions: Iterable[Weighed]) -> bytes:
-    """Return the log of some decisions."""
+    """Return the decision log of the given decisions."""
     writer = LineWriter()
     return b"".join(
         line

@@ -109,7 +109,7 @@ WAITING_OBJECT: Final[Object] = {
     "spec": {**POD_OBJECT["spec"], "nodeName": ""},
     "status": {**POD_OBJECT["status"], "phase": "Pending"},
 }
-"""Waiting pod: only these have their node selection read."""
+"""Waiting pod: node selections are only read from waiting pods."""
 
 
 NODE_OBJECT: Final[Object] = {

@@ -1,4 +1,4 @@
-"""Environment variables for tests, and for the few that reach a package registry."""
+"""Environment variables for all tests, and for the few tests that use a package registry."""
 
 import os
 from typing import Final

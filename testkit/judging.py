@@ -1,4 +1,4 @@
-"""Classification of pods that were bound without a call, on an inventory and clock of the test."""
+"""Classify pods that were bound without a request, with the test's own inventory and clock."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ class ReceivedPeriod:
 
 @dataclass
 class Part:
-    """Bypassed pods and binding attribution of a world whose inventory the test feeds."""
+    """Bypassed pods and binding attribution of a world; the test supplies the inventory."""
 
     settings: BypassSettings = field(default_factory=BypassSettings)
     received: ReceivedPeriod | None = None

@@ -55,9 +55,9 @@ class Far:
     """Other replicas with their real answers; None for a replica that does not answer.
 
     Attributes:
-        garbage: answer of the replicas that do not answer properly.
+        garbage: malformed answer that replicas send instead of their real one.
         asked: received requests.
-        hanging: replicas that sent their list, and have not answered since.
+        hanging: replicas that answered with their list and then stopped answering.
     """
 
     clients: Mapping[str, Client | None] = field(default_factory=dict)

@@ -55,7 +55,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> Node:
-    """Draw a node of whole, time-sliced or MPS devices, whose mapping and counts may disagree."""
+    """Draw a node of whole, time-sliced or MPS devices; its mapping and counts may disagree."""
     is_shared = draw(flags)
     replicas = draw(st.integers(1, 10)) if is_shared else 1
     devices = draw(st.lists(gpus(replicas=replicas, is_shared=is_shared), min_size=1, max_size=8))

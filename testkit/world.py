@@ -1,4 +1,4 @@
-"""Cluster in one process: a fleet that the test feeds, with the webhooks and the API."""
+"""Cluster in one process: a fleet with data from the test, the webhooks and the API."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,13 +80,13 @@ class Device:
 class World:
     """Parts of an extender without sources and sockets; every node is idle at first.
 
-    A test feeds the fleet in one of two ways: `add_node`, `card` and `read` keep the state of
-    each device; `register_node` and `report` take every card at each call.
+    A test supplies data in one of two ways: `add_node`, `card` and `read` keep the state of each
+    device; `register_node` and `report` take the values of every card in each call.
 
     Attributes:
         is_ready: whether the inventory is complete.
         problems: annotation problems that were reported to owners of pods.
-        expected: number of announced prioritize requests.
+        expected: number of prioritize requests that filter has announced.
         unreadable: namespace and name of objects that cannot be read, by resource.
         plots: the queries of the last hour.
         host_pods: what all pods request of their nodes.

@@ -1,4 +1,4 @@
-"""Check that other work yields to a request."""
+"""Check that background work yields to a request."""
 
 import asyncio
 
@@ -6,10 +6,10 @@ from extender.server.request_tracker import RequestTracker
 
 
 async def makes_wait(request_tracker: RequestTracker) -> None:
-    """Wait until other work yields to a request.
+    """Wait until background work yields to a request.
 
     Raises:
-        TimeoutError: the work does not yield in time.
+        TimeoutError: background work does not yield in time.
     """
     async with asyncio.timeout(30):
         while True:

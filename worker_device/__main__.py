@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _caller_pid() -> int:
     """Return the parent's pid: the calling shell outlives this process.
 
-    The shell starts the worker or becomes the worker by `exec`, which keeps the pid.
+    The shell starts the worker as a child, or replaces itself with the worker by `exec`, which
+    keeps the pid.
     """
     return os.getppid() or os.getpid()
 

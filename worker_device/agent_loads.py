@@ -1,4 +1,4 @@
-"""Fetch the loads of devices from the node's agent. NVML in a container lacks those of MIG."""
+"""Fetch device loads from the node's agent: NVML in a container reports none of MIG devices."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Choose the device of a worker, and say why in one line."""
+"""Choose the device of a worker, and explain the choice in one line."""
 
 import contextlib
 import operator
@@ -167,7 +167,7 @@ def _with_loads(
     deadline_seconds: float,
     notes: list[str],
 ) -> tuple[Device, ...]:
-    """Replace the loads by the agent's: it also measures MIG instances, and over a longer time."""
+    """Use the agent's loads: it also measures MIG instances, and over a longer time."""
     url = environment.get(_AGENT_URL, "").strip()
     if not url or len(devices) == 1:
         return devices
@@ -208,7 +208,7 @@ def _lease_device(
         (),
         worker=worker,
         holder=holder,
-        # Without a lease file, only the numbers make the workers' choices differ.
+        # Without a lease file, workers make different choices only because of their numbers.
         devices=[replace(device, load=None) for device in devices],
         is_alive=lambda _: False,
         is_related=lambda _: False,
@@ -220,7 +220,7 @@ def _lease_files(environment: Mapping[str, str], namespace: int) -> Iterator[Pat
     if named:
         yield Path(named)
         return
-    yield _TEMPORARY / _FILE_NAME  # of this container alone, but it may be read-only
+    yield _TEMPORARY / _FILE_NAME  # only for this container, but it may be read-only
     # All containers of a pod may share /dev/shm, so the pid namespace is part of the name.
     yield _SHARED_MEMORY / f"{namespace}-{_FILE_NAME}"
 

@@ -37,8 +37,8 @@ class Holder:
 
     Attributes:
         pid: process id.
-        started: start time in clock ticks since boot; a later process with the same pid has
-            another.
+        started: start time in clock ticks since boot; it differs for a later process with the same
+            pid.
         namespace: inode of the pid namespace; each run of a container has its own.
     """
 
@@ -103,7 +103,7 @@ def assign(
 
     Processes of another pid namespace cannot be observed: they may belong to another container of
     the pod, or to this container before a restart. Their leases count as running. When
-    all devices are taken, a worker takes over such a lease of its own number.
+    all devices are taken, a worker takes over the lease of its own number from another namespace.
 
     Args:
         leases: leases in the file.
@@ -193,7 +193,7 @@ def _busy_steps(device: Device) -> tuple[int, int]:
 def _leases_to_keep(
     others: Sequence[Lease], alive: set[Lease], own_lease: Lease
 ) -> tuple[Lease, ...]:
-    """Drop all leases of ended workers but the newest of each number and namespace."""
+    """Drop leases of ended workers, except the newest one of each number and namespace."""
     newest = {(one.worker, one.holder.namespace): one for one in others if one not in alive}
     room = max(0, MAX_LEASES - 1 - len(alive))
     kept = alive | set(list(newest.values())[-room:] if room else ())

@@ -20,8 +20,8 @@ class ProcessStat:
     Attributes:
         name: the command, at most 15 characters.
         parent: pid of the parent; 0 if the parent is outside this pid namespace.
-        started_ticks: start time in clock ticks since boot. A later process with the same pid has
-            another; `exec` does not change it.
+        started_ticks: start time in clock ticks since boot. It differs for a later process with the
+            same pid; `exec` does not change it.
     """
 
     name: str
@@ -65,5 +65,5 @@ def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
             parent=int(fields[_PARENT_FIELD]),
             started_ticks=int(fields[_START_TIME_FIELD]),
         )
-    except ValueError:  # not the kernel's file, such as that of a faked /proc
+    except ValueError:  # not the kernel's file, for example in a fake /proc
         return None

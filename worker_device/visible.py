@@ -221,7 +221,7 @@ def _device(card: Card, place: int, number: int, *, index: int, needs_selector: 
 def _filter_given(
     devices: tuple[Device, ...], environment: Mapping[str, str]
 ) -> tuple[Device, ...]:
-    """Keep the devices allocated to the container. A privileged container sees the whole node's.
+    """Keep the devices that are allocated to the container; a privileged one sees all of the node.
 
     A device plugin sets `NVIDIA_VISIBLE_DEVICES` to UUIDs, with a suffix `::n` for shares. Indices
     in it count the node's GPUs and mean nothing in a container, so they are ignored. If no entry

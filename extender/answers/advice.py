@@ -7,12 +7,12 @@ class Rules(Answer):
     """Thresholds of the advice.
 
     Attributes:
-        quantile: share of the samples that the value that counts is not below.
+        quantile: quantile of the samples that is used as a device's use, from 0 to 1.
         full_ratio: activity up to which a card is filled, from 0 to 1.
         kept_back_bytes: memory of a card that is kept back.
         least_samples: fewer samples count as no history.
-        most_replicas: most replicas that are recommended.
-        tenth_ratio: activity up to which a whole GPU counts as hardly used.
+        most_replicas: maximum number of replicas that is recommended.
+        tenth_ratio: activity up to which a whole GPU counts as barely used.
     """
 
     quantile: float
@@ -29,7 +29,7 @@ class SampledUse(Answer):
     Attributes:
         activity_ratio: activity that 19 of 20 samples do not exceed, from 0 to 1.
         memory_bytes: memory that 19 of 20 samples do not exceed.
-        memory_most_bytes: most memory of a sample.
+        memory_most_bytes: maximum memory of a sample.
         samples: number of samples.
         looked_seconds: time that the samples cover.
         source: source of the samples: `memory`, `prometheus` or `agent`.
@@ -59,7 +59,8 @@ class CardAdvice(SampledUse):
         verdict: `fewer`, `do-not-share`, `share`, `more`, `keep` or `not-measured`.
         recommended_replicas: replicas to offer, 1 for a whole card.
         bound_by: limit of the number: `activity`, `memory` or `most`; null without measurements.
-        way: way to share, if another than now is better: `mig`, `mps` or `time-slicing`.
+        way: recommended way of sharing if it differs from the present one: `mig`, `mps` or
+            `time-slicing`.
         mig_layout: MIG layout of equal instances, such as `2x 3g.40gb`.
         replica_memory_bytes: memory of each replica.
         why: the reason in one sentence.
@@ -100,7 +101,8 @@ class PodAdvice(SampledUse):
         gpus: number of its GPUs.
         kind: `uses-a-tenth`, `asks-too-much` or `asks-too-little`.
         memory_total_bytes: memory of each of its GPUs.
-        pods_per_gpu: such pods that would fit on one GPU; null for advice on memory.
+        pods_per_gpu: number of pods like this one that would fit on one GPU; null for advice on
+            memory.
         asked_memory_bytes: memory that it declares for each GPU.
         suggested_memory_bytes: memory that it should declare.
         why: the reason in one sentence.
@@ -189,14 +191,14 @@ class Advice(Answer):
         at: time of the answer.
         devices: devices with samples.
         looked_seconds: longest time that samples cover.
-        samples: most samples of a device.
+        samples: largest number of samples of a device.
         sources: sources of the samples: `memory`, `prometheus` or `agent`.
         over_seconds: the period.
         note: gaps in the samples, `""` without gaps.
         rules: thresholds of the advice.
         cards_total: cards with advice, also those beyond the limit.
         pods_total: pods with advice, also those beyond the limit.
-        pods_unjudged: pods that are not judged.
+        pods_unjudged: pods that hold devices but have too few samples.
         cards: the cards, by verdict.
         pods: the pods, by kind.
         stranded_gpus: stranded GPUs of all nodes.

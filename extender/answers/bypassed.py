@@ -45,13 +45,13 @@ class Cause(Answer):
 class BypassedAnswer(Answer):
     """Pods that were bound without the extender's answer, and the schedulers that call it.
 
-    Each replica judges every pod that it saw waiting; replicas exchange their requests.
+    Each replica classifies every pod that it saw waiting; replicas exchange their requests.
 
     Attributes:
-        unjudged: bindings that could not be judged.
+        unjudged: bindings for which no replica knows whether the extender answered.
         bound: groups of pods.
         likely_causes: likely causes.
-        asked_by: schedulers that call the extender, as far as this replica knows.
+        asked_by: schedulers that call the extender, as known to this replica.
     """
 
     unjudged: int

@@ -10,13 +10,13 @@ class Request(Answer):
     Attributes:
         resources: GPUs by resource.
         gpu_memory_bytes: memory that it requests of each GPU.
-        gpu_memory_share: that memory as a share of the GPU, if the pod says so.
+        gpu_memory_share: requested memory as a share of each GPU, if the pod states a share.
         gpu_memory_from: variable or argument that states the memory; null for the annotation.
         require_idle: whether it waits for GPUs that are known to be idle.
         max_utilization_ratio: utilization below which a GPU counts as idle, from 0 to 1.
         max_memory_ratio: memory in use below which a GPU counts as idle, from 0 to 1.
         strategy: `auto`, `spread` or `pack`.
-        prefer_models: models that it prefers, the most wanted first.
+        prefer_models: models that it prefers, best first.
         require_models: models that it requires.
         targets: nodes and GPUs that it names.
         target_policy: whether it requires or prefers its targets.
@@ -54,7 +54,7 @@ class Domain(Answer):
     Attributes:
         label: label whose value names the domain.
         name: value of the label.
-        pods: pods of the group that it has room for.
+        pods: number of the group's pods for which it has room.
     """
 
     label: str
@@ -71,7 +71,7 @@ class Group(Answer):
         placed: number of its pods on each node.
         rest: pods that are not placed yet.
         fitting: domains with room for the rest, the nearest first.
-        too_few: pods that the cluster has GPUs for; null if it has them for all.
+        too_few: number of pods for which the cluster has GPUs; null if it has enough for all.
     """
 
     name: str
@@ -88,7 +88,7 @@ class DecisionAnswer(Answer):
     Of a pod that does not exist, only request, numbers, nodes and group are sent.
 
     Attributes:
-        candidates: nodes that kube-scheduler asked about.
+        candidates: nodes in kube-scheduler's request.
         feasible: nodes that passed.
         node: the first choice; null if no node passed.
         number: number of the decision in the replica's process.

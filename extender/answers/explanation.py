@@ -45,16 +45,16 @@ class StoredAnswer(Answer):
 
 
 class AskedNode(Answer):
-    """Record of the node that the caller asked for.
+    """Record of the requested node.
 
     Attributes:
         node: name of the node.
-        kept: `in-full` (the node is in `nodes`), `in-short` (rank and score, or the reason against
-            it), `not-asked` (it was no candidate) or `unknown` (no such node).
+        kept: `in-full` (the node is in `nodes`), `in-short` (rank and score, or the reason for its
+            rejection), `not-asked` (it was not a candidate) or `unknown` (no such node).
         rank: rank among the nodes that passed, from 1.
         score: score from 0 to 1.
         rejection: why it was refused; null if it passed.
-        why: why no more is recorded.
+        why: reason why no further detail is recorded.
         now: for `in-short`, its evaluation with current readings.
     """
 
@@ -88,12 +88,12 @@ class ProblemAnswer(Answer):
 
 
 class Explanation(Answer):
-    """Why a pod was placed where it is, or waits; or what would happen to a pod.
+    """Reasons for a pod's placement or wait; or the prediction for a pod that does not exist.
 
     The status is 404 if no decision about the pod is remembered and there is no such GPU pod. Other
-    replicas are asked for their decisions. A decision records at most `decisions.detailed_nodes`
+    replicas are queried for their decisions. A decision records at most `decisions.detailed_nodes`
     nodes in full. `others` and `rejected` refer to the filter call if any replica remembers it,
-    because prioritize only sees what filter left.
+    because prioritize only sees the nodes that passed filter.
 
     Attributes:
         pod: the pod, as `namespace/name`.
@@ -106,8 +106,8 @@ class Explanation(Answer):
         decision: the latest decision about it.
         filter: the filter decision of the same attempt, of any replica.
         kept: extent of the decision's record.
-        nodes: nodes that are recorded in full, best first, including the one that the pod was bound
-            to. If few pass, some refused nodes follow, also those that filter refused.
+        nodes: nodes that are recorded in full, best first, including the pod's own node. If few
+            nodes pass, some rejected nodes follow, including those that filter rejected.
         others: the other candidates that passed, best first.
         others_left: number of those beyond the limit.
         rejected: the refused candidates by reason, with up to 20 names each, or up to `limit` if it
@@ -117,12 +117,12 @@ class Explanation(Answer):
             tainted without a toleration, or with too few free GPUs by the API's count, or too
             little CPU, memory or ephemeral storage left.
         problems: POST only: invalid annotations.
-        not_checked: POST only: parts of the pod that only kube-scheduler judges, as far as the pod
-            uses them: `affinity` except required node affinity, labels of node feature discovery,
-            topology spread, volumes, quotas; `nodeSelector` and `affinity` as a whole if they name
-            more than 100 labels.
-        asked_node: record of the node that the caller asked for.
-        gpus: indexes of the GPUs that the pod holds, as far as a source shows them.
+        not_checked: POST only: fields of the pod that only kube-scheduler evaluates: `affinity`
+            except required node affinity, labels of node feature discovery, topology spread,
+            volumes, quotas; `nodeSelector` and `affinity` as a whole if they name more than 100
+            labels.
+        asked_node: record of the requested node.
+        gpus: indexes of the GPUs that the pod holds, if a source reports them.
     """
 
     pod: str

@@ -4,13 +4,13 @@ from extender.answers.answer import Answer
 
 
 class ResourceCounts(Answer):
-    """Numbers of a node's GPU resource, counted as the resource counts them.
+    """Numbers of a node's GPU resource, in the units of the resource: devices or replicas.
 
     Attributes:
         capacity: GPUs of the node.
         allocatable: GPUs that the kubelet offers.
         held: GPUs that pods hold by the API server's count.
-        assumed: GPUs of pods that were placed and are not seen bound yet.
+        assumed: GPUs of pods that were placed and whose binding is not visible yet.
     """
 
     capacity: int
@@ -34,7 +34,7 @@ class SourceAnswer(Answer, omit_defaults=True):
 
 
 class ForeignProcessAnswer(Answer):
-    """A process that uses a GPU without holding it.
+    """A process that uses a GPU although its pod, if any, does not hold the GPU.
 
     Attributes:
         pid: its number on the node.
@@ -67,7 +67,7 @@ class Gpu(Answer):
         state: `idle`, `busy`, `stale`, `unknown`, `unhealthy` or `foreign`.
         why: reason of the state in one sentence.
         health: each sign of ill health with its effect, `""` if healthy.
-        utilization_ratio: utilization by which it is judged, from 0 to 1.
+        utilization_ratio: utilization used for its state, from 0 to 1.
         utilization_latest_ratio: utilization of the latest reading.
         utilization_spread_ratio: standard deviation of the utilization.
         memory_used_ratio: memory in use, from 0 to 1.
@@ -84,9 +84,10 @@ class Gpu(Answer):
         assumed: pods placed on it that readings do not show yet.
         tenants: pods that hold it, as `namespace/name`.
         signals: source and age of `utilization`, `memory` and, if a reading shows it, `health`.
-        foreign_processes: at most 4 processes that use it without holding it, those with the most
-            memory. Only the node's agent knows them (it needs `hostPID`). They belong to no
-            namespace: the list is empty for callers who may not list the pods of all namespaces.
+        foreign_processes: at most 4 processes that use it although their pod, if any, does not hold
+            it, most memory first. Only the node's agent reports them (it needs `hostPID`). They
+            belong to no namespace: the list is empty for callers who may not list the pods of all
+            namespaces.
     """
 
     node: str
@@ -165,7 +166,8 @@ class Node(Answer):
         mig_states: MIG instances by state.
         utilization_mean_ratio: mean utilization of its devices, from 0 to 1.
         memory_used_mean_ratio: mean share of memory in use, from 0 to 1.
-        early_failures: owners whose pods failed there soon after their start; old failures fade.
+        early_failures: number of owners whose pods failed there soon after their start; old
+            failures fade.
         pods: pods with GPUs on it, as `namespace/name`.
     """
 
@@ -269,7 +271,7 @@ class MovePlan(Answer):
 
 
 class Defrag(Answer):
-    """Nodes that have room for a large request, and the fewest moves that make room on others.
+    """Nodes with room for a large request, and the fewest moves that make room on other nodes.
 
     Attributes:
         resource: the GPU resource.

@@ -1,4 +1,4 @@
-"""Answers about pods that hold GPUs, about their costs, and about what similar pods used."""
+"""Answers about pods that hold GPUs, their costs, and the measured use of similar pods."""
 
 from extender.answers.answer import Answer
 
@@ -28,7 +28,7 @@ class HeldDeviceAnswer(Answer):
 
 
 class HolderAnswer(Answer):
-    """A pod that holds GPUs, how long it has not used them, and the costs.
+    """A pod that holds GPUs, with their idle time and their costs.
 
     Attributes:
         pod: the pod, as `namespace/name`.
@@ -37,24 +37,24 @@ class HolderAnswer(Answer):
         node: its node.
         resources: GPUs that it requests, by resource.
         gpus: GPUs or replicas that it holds, without MIG instances.
-        gpus_idle: those of them that have been idle for `idle_for_seconds`. A pod is listed if all
-            its GPUs and MIG instances are, or with `some=true` if any is.
-        gpus_in_use: the others.
+        gpus_idle: held GPUs that have been idle for `idle_for_seconds`. A pod is listed if all its
+            GPUs and MIG instances are idle, or with `some=true` if any is.
+        gpus_in_use: held GPUs that are not idle.
         mig_instances: MIG instances that it holds.
-        mig_instances_idle: those of them that have been idle for `idle_for_seconds`.
-        mig_instances_in_use: the others.
+        mig_instances_idle: held MIG instances that have been idle for `idle_for_seconds`.
+        mig_instances_in_use: held MIG instances that are not idle.
         bound_at: time of its binding.
         held_seconds: time since its binding.
         idle_seconds: time for which all idle devices have been idle. A device without readings
             for a while counts as active during that time, and a shared device that any pod uses is
             idle for none of them.
-        is_at_least: whether the idle time may be longer, because nothing is known before.
+        is_at_least: whether the idle time may be longer, because earlier activity is unknown.
         gpu_hours: cards times hours since the binding. A share of a shared device counts in part,
             a MIG instance as its compute slices of the card's.
         gpu_hours_idle: the idle part.
         memory_used_bytes: memory in use on its devices.
-        why: the observations in one line.
-        devices: its devices, as far as a source shows them.
+        why: the evidence in one line.
+        devices: its devices, as reported by a source.
         cost: `gpu_hours` times the card's price in the setting `prices`; null without a price.
         cost_used: cost of the hours that were not idle.
         cost_idle: cost of the idle hours.
@@ -100,7 +100,7 @@ class SumsAnswer(Answer, kw_only=True):
         cost: cost of the card-hours; null without a price.
         cost_used: cost of the hours that were not idle.
         cost_idle: cost of the idle hours.
-        unpriced_pods: pods without a price; their hours are in no cost.
+        unpriced_pods: pods without a price; the costs exclude their hours.
     """
 
     pods: int
@@ -125,11 +125,12 @@ class HoldersAnswer(Answer):
     Attributes:
         holders: the pods.
         at: time of the answer.
-        watched_since: start of the activity watch; idlegpu asks Prometheus once for the day before.
+        watched_since: start of the activity watch; idlegpu queries Prometheus once for the day
+            before.
         idle_for_seconds: shortest idle time of the request.
         active_from_ratio: utilization from which a device counts as active.
         total: number of pods, also of those beyond the limit.
-        unknown: pods whose devices no source names; they are not listed.
+        unknown: number of pods whose devices no source reports; they are not listed.
         is_priced: whether the settings have prices.
         sums: sums over all these pods, also over those beyond the limit.
     """
@@ -171,8 +172,8 @@ class Costs(Answer):
         is_priced: whether the settings have prices.
         total: number of groups, also of those beyond the limit.
         sums: sums over all groups.
-        hidden_pods: pods that the caller may not read; they are in no sum.
-        unknown: pods whose devices no source names.
+        hidden_pods: number of pods that the caller may not read; the sums exclude them.
+        unknown: number of pods whose devices no source reports.
     """
 
     costs: list[CostGroup]
@@ -218,7 +219,7 @@ class UsageGroup(UsageFigures):
 
 
 class Usage(Answer):
-    """GPU-hours and costs of all pods over a period, also of those that have ended.
+    """GPU-hours and costs of all pods over a period, including pods that have ended.
 
     It is this replica's own record, from its start on; `idlegpu_gpu_hours_total` and
     `idlegpu_gpu_cost_total` keep it in Prometheus.
@@ -242,10 +243,10 @@ class MeasuredUse(Answer):
     """GPU memory that similar pods used.
 
     Attributes:
-        by: likeness of the pods: `owner`, `images` or `requests`.
+        by: common property of the pods: `owner`, `images` or `requests`.
         pods: number of pods.
-        memory_bytes: most memory that one of them used of a GPU.
-        least_bytes: least memory that one of them used of a GPU.
+        memory_bytes: maximum memory that one of them used on a GPU.
+        least_bytes: minimum memory that one of them used on a GPU.
     """
 
     by: str

@@ -24,7 +24,7 @@ class LastDecision(Answer):
         number: number of the decision in the replica's process.
         at: time of the decision.
         verb: `filter`, `prioritize` or `preempt`.
-        candidates: nodes that kube-scheduler asked about.
+        candidates: nodes in kube-scheduler's request.
         feasible: nodes that passed.
         node: the first choice; null if no node passed.
     """
@@ -55,13 +55,13 @@ class Waiting(Answer):
         resources: GPUs that it requests, by resource.
         gpu_memory_bytes: memory that it requests of each GPU.
         nominated_node: node on which preemption makes room for it.
-        assumed_node: node that idlegpu chose, while the binding is not seen yet.
+        assumed_node: node that idlegpu chose, until the binding is visible.
         state: `refused` (kube-scheduler's latest message names one of idlegpu's reasons),
             `unschedulable` (kube-scheduler's own filters left no node, so it did not call idlegpu),
             `placing` (idlegpu chose a node; the binding is not seen yet), `nominated` (preemption
             is making room), `gated` (the pod has scheduling gates), `untried` (no attempt is known)
             or `deleting`.
-        nodes: nodes that kube-scheduler examined; null if it does not say.
+        nodes: number of nodes that kube-scheduler examined; null if its message does not state it.
         by_scheduler: nodes that kube-scheduler itself refused, by reason.
         by_us: nodes that idlegpu refused, by reason.
         message: text of the pod's PodScheduled condition.
@@ -91,7 +91,7 @@ class Waiting(Answer):
 
 
 class PendingAnswer(Answer):
-    """Every GPU pod that is not bound, and why; longest wait first.
+    """Every GPU pod that is not bound, with the reasons; longest wait first.
 
     Attributes:
         pods: the pods.

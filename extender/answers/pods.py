@@ -16,8 +16,8 @@ class PodDevice(Answer):
         tenants: pods that hold it.
         utilization_ratio: mean utilization of the device over the window (`recent_seconds`), also
             where several pods share it.
-        memory_used_bytes: memory in use on the device if the pod is alone on it, else what the
-            pod's processes use; null if no source distinguishes them.
+        memory_used_bytes: memory in use on the device if the pod is alone on it, otherwise memory
+            that the pod's processes use; null if no source reports it by pod.
     """
 
     index: int | None
@@ -43,14 +43,14 @@ class PodSummary(Answer):
         model: model of its GPUs without the maker, `""` if unknown.
         resources: GPUs that it requests, by resource.
         gpus: GPUs, shares or MIG instances that it holds or waits for.
-        gpus_unknown: those of them that no source attributes to the pod.
+        gpus_unknown: number of its GPUs that no source attributes to the pod.
         devices: the others.
         utilization_ratio: mean utilization of its devices.
         memory_used_bytes: memory that it uses on its devices; null if unknown for one of them.
         memory_declared_bytes: memory that it declared for a GPU, times `gpus`.
         gpus_idle: idle devices, as in `/v1/holders?idle_for=0`; null if its devices are unknown.
         idle_seconds: time for which all idle devices have been idle; null without one.
-        is_at_least: whether that time may be longer, because nothing is known before.
+        is_at_least: whether that time may be longer, because earlier activity is unknown.
         held_seconds: time since its binding; null if its devices are unknown.
         wait: null unless the pod waits.
     """

@@ -33,8 +33,8 @@ class OutcomeAnswer(Answer):
         seconds: time for which it was watched.
         node: its node.
         choice: node of the first choice.
-        best: node whose GPUs turned out least active, of the 10 best of the decision and the
-            pod's own; no other node is watched.
+        best: node with the least active GPUs, among the decision's 10 best nodes and the pod's own
+            node; no other node is watched.
         is_followed: whether the pod is on the first choice.
         is_shadow: whether the answer changed nothing, because of shadow mode.
         is_known: whether it is known which GPUs the pod got.
@@ -44,8 +44,8 @@ class OutcomeAnswer(Answer):
         best_ratio: activity of the GPUs of `best`.
         got_then_ratio: `got_ratio` at the decision.
         choice_then_ratio: `choice_ratio` at the decision.
-        regret_ratio: `got_ratio` less `choice_ratio`.
-        hindsight_ratio: `got_ratio` less `best_ratio`.
+        regret_ratio: `got_ratio` minus `choice_ratio`.
+        hindsight_ratio: `got_ratio` minus `best_ratio`.
     """
 
     pod: str
@@ -71,9 +71,9 @@ class OutcomeAnswer(Answer):
 class Regret(Answer):
     """Outcomes of placements, newest first.
 
-    [trusting.md](trusting.md#regret) says what this can show. The answer covers all replicas, at
-    most the newest 10,000 placements of each. If two replicas decided about a pod, the later
-    decision counts.
+    [trusting.md](trusting.md#regret) explains the meaning and the limits of these values. The
+    answer covers all replicas, at most the newest 10,000 placements of each. If two replicas
+    decided about a pod, the later decision counts.
 
     Attributes:
         after_seconds: time after the binding at which a placement is compared.

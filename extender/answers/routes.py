@@ -43,11 +43,11 @@ class Route(Generic[_Kind]):
 
     Attributes:
         method: HTTP method.
-        path: path; `{name}` is a part that the caller fills in.
+        path: path; `{name}` stands for a path parameter.
         answer: type of the answer; `Answer` for a route that answers no JSON.
         parameters: query parameters by name; of a text parameter its meaning.
-        is_open: whether it answers callers without a token, even where the API requires one.
-        summary: what the route does, "" for what its answer's docstring says.
+        is_open: whether it answers callers without a token even if the API requires one.
+        summary: description of the route, "" to use the docstring of its answer.
     """
 
     method: str

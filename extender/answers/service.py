@@ -4,12 +4,12 @@ from extender.answers.answer import Answer
 
 
 class Session(Answer):
-    """The caller, and the pods that it sees.
+    """The caller, and the namespaces whose pods it may read.
 
     Attributes:
         user: user name; null if the API requires no token.
         sees_all: whether the caller sees the pods of all namespaces.
-        namespaces: namespaces whose pods the caller sees, as far as they were reviewed.
+        namespaces: reviewed namespaces whose pods the caller may read.
     """
 
     user: str | None

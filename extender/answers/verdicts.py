@@ -5,14 +5,14 @@ from extender.answers.fleet import SourceAnswer
 
 
 class DeviceAnswer(Answer):
-    """A device as the pod's decision saw it.
+    """A device, with the values that the pod's decision used.
 
     Attributes:
-        can_land: whether the kubelet could hand it to the pod.
+        can_land: whether the kubelet could allocate it to the pod.
         state: `idle`, `busy`, `unknown`, `unhealthy` or `foreign`.
-        utilization_ratio: utilization that counted, from 0 to 1.
+        utilization_ratio: utilization that the decision used, from 0 to 1.
         memory_used_ratio: memory in use, from 0 to 1.
-        free_bytes: memory available to the pod: `memory_total_bytes` less `declared_bytes` and
+        free_bytes: memory available to the pod: `memory_total_bytes` minus `declared_bytes` and
             `others_bytes`, and at most `memory_free_bytes`.
         freshness: `fresh`, `stale` or `missing` activity.
         assumed: pods placed on it that readings did not show yet.
@@ -31,7 +31,7 @@ class DeviceAnswer(Answer):
         memory_temperature_celsius: temperature of the memory.
         throttling: cause of reduced clocks that lowers the score, `""` for none.
         signals: source and age of `utilization` (with the busiest signal), `memory`,
-            `temperature`, `throttling` and, if a reading speaks against its health, `health`.
+            `temperature`, `throttling` and, if a reading shows ill health, `health`.
     """
 
     can_land: bool
@@ -98,11 +98,11 @@ class VerdictAnswer(Answer):
         resource: the requested resource.
         rejection: why the node is refused; null if it passes.
         score: score from 0 to 1; the higher, the better.
-        landing: devices that the kubelet could hand to the pod.
-        idle: those of them that are known to suit.
+        landing: devices that the kubelet could allocate to the pod.
+        idle: landing devices that are known to be suitable.
         needed: distinct devices that the pod gets.
-        taken: those of `landing` that pods hold, without knowing which.
-        chance: probability that every device of the pod suits, from 0 to 1.
+        taken: number of landing devices that pods hold, if it is unknown which.
+        chance: probability that every device of the pod is suitable, from 0 to 1.
         is_agreed: whether the device holders agree with the API server's count.
         suspicion: share of the certainty that early failures cost, from 0 to 1.
         model: model of the devices without its maker, `""` if unknown.
@@ -143,7 +143,7 @@ class RankedVerdict(VerdictAnswer):
         rank: rank among the nodes that pass, from 1.
         is_bound: whether the pod is bound to the node.
         assumed: pods placed on its devices that readings did not show yet.
-        lost_by: the clause of its reason in which it was behind; null for the first choice.
+        lost_by: the clause of its reason that explains its lower rank; null for the first choice.
     """
 
     rank: int | None = None
@@ -156,7 +156,7 @@ class BestNode(VerdictAnswer):
     """Evaluation of a node for a pod now.
 
     Attributes:
-        stranded: free GPUs of the node that it lacks CPU, memory or ephemeral storage for
+        stranded: free GPUs for which the node lacks CPU, memory or ephemeral storage
             ([advice.md](advice.md#stranded-gpus)).
     """
 
@@ -168,10 +168,11 @@ class ModelCount(Answer):
 
     Attributes:
         gpus: GPUs of the model.
-        free: GPUs that no pod holds and that their nodes have room for.
+        free: GPUs that no pod holds and for which their nodes have CPU, memory and ephemeral
+            storage.
         held: GPUs that pods hold.
-        stranded: GPUs that no pod holds, but that their nodes lack CPU, memory or ephemeral storage
-            for.
+        stranded: GPUs that no pod holds and for which their nodes lack CPU, memory or ephemeral
+            storage.
     """
 
     gpus: int
@@ -181,7 +182,7 @@ class ModelCount(Answer):
 
 
 class Best(Answer):
-    """The ranking that a pod would get now, with reasons.
+    """The current ranking of nodes for a pod, with reasons.
 
     Attributes:
         best: the best nodes, best first.

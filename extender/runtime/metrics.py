@@ -216,7 +216,7 @@ class Metrics:
         )
         self.settings_file_bad = Gauge(
             "idlegpu_settings_file_bad",
-            "Whether the settings file is bad: the settings before it stay in force.",
+            "Whether the settings file is bad: the previous settings stay in force.",
             registry=self.registry,
         )
 

@@ -101,7 +101,7 @@ class AssumedSettings(Section):
     )
     warm_up_seconds: float = Field(
         default=DEFAULT.assumed.warm_up_seconds,
-        ge=1,  # the API server keeps whole seconds: the real start may be so much later
+        ge=1,  # the API server stores whole seconds: the real start may be up to a second later
         le=3600,
         description="a pod's load is estimated until readings arrive that were measured this "
         "long after its start",

@@ -52,7 +52,7 @@ class Layer:
 
 
 class _Loader(BoundedLoader):
-    """YAML's safe loader, which rejects duplicate names: one of the two values would be lost."""
+    """YAML's safe loader, which rejects duplicate names: one of the values would be lost."""
 
     @override
     def construct_mapping(
@@ -154,7 +154,7 @@ def read_environment(
 def accept_removed(
     file: Layer, path: Path | None, removed: Mapping[tuple[str, ...], str] = REMOVED
 ) -> Layer:
-    """Take removed settings out of a file's values, and move the renamed ones.
+    """Drop removed settings from a file's values, and move renamed ones to their new names.
 
     Args:
         file: the parsed settings file.
@@ -175,7 +175,7 @@ def accept_removed(
 
 
 def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
-    """Return `values` without the settings at `paths`: a map variable replaces the file's map."""
+    """Drop the settings at `paths` from `values`, so that a map variable replaces a file's map."""
     kept: Values = {}
     for name, value in values.items():
         if (name,) in paths:

@@ -117,7 +117,7 @@ def _shown(value: object, where: tuple[str, ...]) -> str:
     if any(is_secret(part) for part in where):
         return HIDDEN
     if isinstance(value, Mapping):
-        return f"a map of {len(value)}"  # may hold secrets further down
+        return f"a map of {len(value)}"  # nested values may contain secrets
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()  # as YAML writes it
     text = redact(repr(value))
@@ -141,7 +141,7 @@ def _unknown(
     by_name = {candidate.name: candidate for candidate in settings.values()}
     sections = {path[0] for path in settings if len(path) > 1} if len(where) == 1 else set()
     close = difflib.get_close_matches(".".join(where), [*by_name, *sorted(sections)], n=1)
-    if not close:  # perhaps the name is right, but in the wrong section
+    if not close:  # perhaps the name is correct, but in the wrong section
         by_last = {path[-1]: ".".join(path) for path in settings}
         close = [by_last[name] for name in difflib.get_close_matches(where[-1], by_last, n=1)]
     if close:

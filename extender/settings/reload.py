@@ -78,11 +78,11 @@ class ReloadOutcome(StrEnum):
 
     APPLIED = "applied"
     REJECTED = "rejected"
-    """The file is invalid: the settings before it stay in force."""
+    """The file is invalid: the previous settings stay in force."""
     UNCHANGED = "unchanged"
     """No value changed, or all changed values need a restart."""
     FAULT = "fault"
-    """Applying failed with an internal error: the settings before it are restored."""
+    """Applying failed with an internal error: the previous settings are restored."""
 
 
 class Reloader:
@@ -128,7 +128,7 @@ class Reloader:
                 await self.look()
 
     async def look(self) -> None:
-        """Apply the file if its content has changed since the last look."""
+        """Apply the file if its content has changed since the last read."""
         content = await asyncio.to_thread(self._file.read)
         while content != self._last:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -146,13 +146,13 @@ class Reloader:
             self._refuse(error.problems)
             return
         except Exception:
-            # Placing pods must go on. Some parts may have the new settings, others the old.
+            # Placing pods must continue. Some parts may have the new settings, others the old ones.
             logger.exception("fault", extra={"verb": "reload"})
             self._note(ReloadOutcome.FAULT, await self._go_back())
             return
         self._metrics.settings_loaded_at.set(self._clock())
         if before is None and not changes:
-            return  # the first look finds what the extender was started with
+            return  # the first read finds the settings with which the extender was started
         self._note(outcome, "")
         logger.info(
             "settings reloaded" if changes else "settings file changed, no setting in force did",
@@ -171,7 +171,7 @@ class Reloader:
         if before is not None and not content.data.strip():
             raise ConfigError((f"{self._file.path}: is empty: write {{}} to set nothing",))
         loaded = await asyncio.to_thread(self._file.load, content)
-        if before is not None:  # the command line has logged those of the start
+        if before is not None:  # the command line has logged the warnings of the start
             log_warnings(loaded.warnings)
         return loaded.settings
 
@@ -191,7 +191,7 @@ class Reloader:
         return changes, ReloadOutcome.APPLIED if changes else ReloadOutcome.UNCHANGED
 
     async def _go_back(self) -> str:
-        """Restore the settings before a fault, and return a message about the result."""
+        """Restore the settings from before a fault, and return a message about the result."""
         fault = "a fault while the settings were taken over"
         try:
             await self._adopt_again()

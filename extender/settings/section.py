@@ -121,7 +121,7 @@ def check_label(label: str) -> str:
     """Return a label's name unchanged.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a label's name.
     """
     if not LABEL.fullmatch(label):
         raise ValueError(f"{label!r} is not allowed: must be a label's name, such as pool")

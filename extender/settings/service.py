@@ -34,7 +34,7 @@ class Ready(Section):
     """Conditions under which a replica is ready."""
 
     wait_seconds: float = Field(
-        default=10.0,  # beside some 3 s for 5,000 nodes: ready within 15 s without Prometheus too
+        default=10.0,  # plus some 3 s for 5,000 nodes: ready within 15 s even without Prometheus
         ge=0,
         le=300,
         description="longest time that a starting replica waits for first readings and for "

@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 @cache
 def libraries(compiler: tuple[str, ...] = ()) -> Path:
-    """Compile the libraries and return their directory; skip the test without a C compiler.
+    """Compile the libraries and return their directory; skip the test if there is no C compiler.
 
     Args:
         compiler: compiler command; () for this machine's C compiler.

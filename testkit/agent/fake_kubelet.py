@@ -49,7 +49,7 @@ def pod(name: str, *containers: dict[str, Any], namespace: str = "default") -> d
 
 
 class FakeKubelet:
-    """Pod-resources server that answers `pods` and `allocatable`; it calls `before` first."""
+    """Pod-resources server that answers with `pods` and `allocatable`, after calling `before`."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket

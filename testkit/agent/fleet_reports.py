@@ -20,7 +20,7 @@ NAN = float("nan")
 
 
 class Agents:
-    """Agents of a test world's nodes, also for devices that Prometheus does not know."""
+    """Agents of a test world's nodes, including devices that Prometheus does not know."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -66,7 +66,7 @@ IDLE_GPM: Values = {
 }
 
 GLOBAL = ""
-"""Key of calls that concern no single card."""
+"""Key of calls that are not about a single card."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def migs(*members: tuple[int, str]) -> tuple[Instance, ...]:
 
 
 class ScriptedBackend:
-    """Scripted library; keys of `faults` and `hangs` are (call, UUID of the card or GLOBAL)."""
+    """Scripted library; keys of `faults` and `hangs` are pairs: call, and card's UUID or GLOBAL."""
 
     def __init__(self, *cards: ScriptedCard, driver: str = "580.95.05") -> None:
         self.cards = list(cards)
@@ -225,7 +225,7 @@ class ScriptedBackend:
         return ScriptedEvents(self, card.uuid)
 
     def happen(self, event: XidEvent | Code, uuid: str = "GPU-0") -> None:
-        """Deliver an event of a card, or let the wait for it fail."""
+        """Deliver an event of a card, or make the wait for it fail."""
         with self.event_came:
             self.events_waiting.append((event.uuid if isinstance(event, XidEvent) else uuid, event))
             self.event_came.notify_all()

@@ -1,4 +1,4 @@
-"""Separate control plane with all services, for tests of other Kubernetes versions."""
+"""Start a separate control plane with all services, for tests of other Kubernetes versions."""
 
 import asyncio
 from collections.abc import Iterator

@@ -193,7 +193,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def granted(self, user: User, rules: list[Object]) -> AsyncIterator[None]:
-        """Grant a user RBAC rules in all namespaces while the context is open."""
+        """Grant RBAC rules in all namespaces to a user while the context is open."""
         name = f"test:{user.name}"
         group = "rbac.authorization.k8s.io"
         role = {"kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}

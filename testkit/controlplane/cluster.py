@@ -218,7 +218,7 @@ def _settings(prometheus_url: str) -> Object:
 def _wake(fleet: SimulatedFleet) -> list[str]:
     """Restart the exporters that have stopped, and return the names of their nodes.
 
-    This Prometheus needs samples from before they stop, so that their GPUs become stale.
+    Prometheus must have samples from before an exporter stopped, so that its GPUs become stale.
     """
     silent = [name for name, node in fleet.nodes.items() if node.silent_since is not None]
     for name in silent:

@@ -33,7 +33,7 @@ class Installation:
     async def apply(self, folder: Path) -> list[Object]:
         """Apply a kustomization as strictly as kubectl does, and return its objects.
 
-        It saves half a second of CPU against `apply_with_kubectl`.
+        It takes half a second of CPU less than `apply_with_kubectl`.
 
         Raises:
             ApiError: the API server refuses an object.

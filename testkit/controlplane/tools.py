@@ -44,7 +44,7 @@ class Tool:
     Attributes:
         program: Go program to build.
         version_arguments: arguments that make it print its version.
-        fitting: regular expression that the output of an accepted version matches.
+        fitting: regular expression that matches the version output of an accepted program.
         build_seconds: approximate build time on two cores, after the tools listed before it.
         megabytes: approximate size of the program.
         version: version that is built here, "" if it does not matter.
@@ -179,9 +179,9 @@ TOOLS: Final = {
         megabytes=61,
         is_neighbour=True,
     ),
-    # It queries a Prometheus only if it finds the cluster's CA at a path that exists only in pods;
-    # this build reads a path in the working directory. A release prints "v20260526-v0.36.0", so a
-    # release is never accepted in place of this build.
+    # A release queries Prometheus only if the cluster's CA is at a path that exists only in pods;
+    # this build reads a path in the working directory. A release prints "v20260526-v0.36.0", so it
+    # is never accepted in place of this build.
     "descheduler": Tool(
         program=GoProgram(
             module=MODULES / "descheduler",
@@ -292,7 +292,7 @@ def build_plan(names: Sequence[str]) -> str:
 
 
 def prepare(names: Iterable[str]) -> None:
-    """Build the tools that are missing, and remove what only the build needed.
+    """Build the missing tools, and remove files that only the build needed.
 
     Raises:
         BuildError: a tool cannot be built.
@@ -395,7 +395,7 @@ def _build(name: str, toolchain: GoToolchain) -> None:
 
 @contextmanager
 def _build_lock() -> Iterator[None]:
-    """Hold the lock of the builds while the context is open, at most until the process ends."""
+    """Hold the build lock while the context is open; the system releases it if the process ends."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""Polling of conditions with a deadline, so that tests need no fixed sleeps."""
+"""Poll conditions with a deadline, so that tests need no fixed sleeps."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""World of one scenario: a simulated fleet in a real cluster, scraped by a real Prometheus."""
+"""World of one scenario: a simulated fleet in a real cluster that a real Prometheus scrapes."""
 
 import re
 from collections import Counter

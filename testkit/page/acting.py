@@ -1,4 +1,4 @@
-"""Common actions in tests of the page."""
+"""Actions that tests of the page share."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def stop_clock(page: Page) -> None:
 
 
 async def drawn(page: Page) -> None:
-    """Wait until requested drawing is done."""
+    """Wait until all requested frames are drawn."""
     # The first frame may belong to an earlier request.
     await page.evaluate(
         "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -67,7 +67,7 @@ class Held:
             await self._is_given.wait()
 
     async def release(self) -> None:
-        """Pass the answer on; return once the page has processed it."""
+        """Forward the answer to the page; return once the page has processed it."""
         self._may_pass.set()
         async with asyncio.timeout(60):
             await self._is_over.wait()
@@ -95,6 +95,6 @@ class Held:
 async def hold(page: Page, url: str) -> Held:
     """Hold the next answer to a URL (a glob) until it is released."""
     held = Held(page)
-    # Not `times=1`: a handler that expires would also end what other handlers hold.
+    # Not `times=1`: a handler that expires would also release the answers that other handlers hold.
     await page.route(url, held.handle)
     return held

@@ -116,7 +116,7 @@ async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:
 class Faults:
     """Faults of a page: errors, policy violations, and forbidden requests.
 
-    Forbidden are requests to other hosts, and requests that change anything but the session.
+    Requests to other hosts, and requests that change anything except the session, are forbidden.
 
     Attributes:
         found: faults so far.

@@ -16,7 +16,7 @@ _MAX_STEPS: Final = 11_000
 
 
 class Written(float):
-    """Value that keeps its original text, also if the text is not a number."""
+    """Value that keeps its original text, even if the text is not a number."""
 
     text: str
 
