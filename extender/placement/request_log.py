@@ -112,7 +112,7 @@ class AnsweredQuestion:
     uid: str
     key: str
     at: float
-    choices: int = 0
+    choices: int
     is_lost: bool = False
     node: str = ""
     resources: tuple[tuple[str, int], ...] = ()
@@ -135,14 +135,14 @@ class _PodAnswers:
 
     Attributes:
         at: time of the last answer.
-        last_at: time of the last answer, by verb.
         is_elsewhere: whether another replica gave the last answer.
+        last_at: time of the last answer, by verb.
         answers: effects of all answers.
     """
 
     at: float
+    is_elsewhere: bool
     last_at: dict[str, float] = field(default_factory=dict)
-    is_elsewhere: bool = False
     answers: Answers = Answers.NONE
 
     def is_before(self, question: AnsweredQuestion) -> bool:
@@ -332,7 +332,7 @@ class RequestLog:
         """Log a request; return whether it is the latest about its pod."""
         at = question.at
         self.last_at = at if self.last_at is None else max(at, self.last_at)
-        asked = self._pods.pop(question.uid, None) or _PodAnswers(at)
+        asked = self._pods.pop(question.uid, None) or _PodAnswers(at, is_elsewhere)
         is_last = asked.is_before(question)
         if is_last:
             asked.is_elsewhere = is_elsewhere

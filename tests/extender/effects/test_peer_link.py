@@ -58,7 +58,7 @@ class Replica:
 
 
 def question(uid: str, at: float = 1000.0) -> AnsweredQuestion:
-    return AnsweredQuestion(verb="filter", uid=uid, key=f"team/{uid}", at=at)
+    return AnsweredQuestion(verb="filter", uid=uid, key=f"team/{uid}", at=at, choices=1)
 
 
 @pytest.fixture

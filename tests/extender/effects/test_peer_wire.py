@@ -127,7 +127,8 @@ def test_message_of_too_many_questions_is_refused() -> None:
     ],
 )
 def test_a_record_that_others_would_refuse_is_not_sent(changes: dict[str, Any]) -> None:
-    values: dict[str, Any] = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, **changes}
+    record = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, "choices": 1}
+    values: dict[str, Any] = record | changes
 
     assert not fits_message(AnsweredQuestion(**values))
 

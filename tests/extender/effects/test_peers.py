@@ -110,7 +110,7 @@ async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
     for transit_seconds in (0.001, 0.6):
         asked_at = clock.now
         theirs = asked_at - 900.0  # another machine's clock
-        asked = AnsweredQuestion(verb="filter", uid="u", key="team/p", at=theirs)
+        asked = AnsweredQuestion(verb="filter", uid="u", key="team/p", at=theirs, choices=1)
         body = encode_message("them", [asked], to="us", gap_at=0.0, mark=None, now=theirs)
         clock.now += transit_seconds
         assert (await client.post(PATH, data=body)).status == 200

@@ -44,10 +44,13 @@ class Watched:
             pass
         return bound
 
-    def live(self, seconds: float, *, every: float = 60.0) -> None:
+    def live(self, seconds: float, *, every: float = 60.0, reads: bool = True) -> None:
         until = self.world.clock.now + seconds
         while self.world.clock.now < until:
-            self.world.read_after(every)
+            if reads:
+                self.world.read_after(every)
+            else:
+                self.world.clock.now += every
             self.watch.look()
             for _ in self.watch.judge_in_steps():
                 pass
@@ -117,6 +120,19 @@ def test_only_what_was_measured_after_the_binding_counts() -> None:
 
     (outcome,) = part.outcomes
     assert outcome.got == pytest.approx(0.1)
+
+
+def test_while_its_readings_are_stale_a_gpu_counts_as_neither_busy_nor_idle() -> None:
+    part = Watched()
+    part.place("a", "node-1")
+    part.busy("node-1", 0.8)
+    part.live(AFTER / 4)
+    part.live(AFTER / 2, reads=False)
+    part.busy("node-1", 0.2)
+    part.live(AFTER / 4 + 120)
+
+    (outcome,) = part.outcomes
+    assert outcome.got == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_figures_of_an_hour_are_means_over_it_of_whatever_happened() -> None:

@@ -12,7 +12,7 @@ from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
 from testkit.builders import GIB, GPU, pod_ref, rejected, request
 from testkit.cards import card
-from testkit.world import BUSY, World, time_sliced
+from testkit.world import BUSY, World, one_node, time_sliced
 
 TWENTY = int(20 * GIB)
 
@@ -349,10 +349,13 @@ def test_an_answer_is_explained_as_it_was_and_not_as_it_would_be_now() -> None:
     world.read_after(2, GRAPHICS_ACTIVE=0.9)
     world.place("b")
 
-    world.placer.detail(record)
+    later = world.placer.place("filter", pod_ref("c"), request(), ("node-0",))
+    for each in (record, later):
+        world.placer.detail(each)
+        assert each.details[0].score == pytest.approx(each.decision.scores[0])
 
-    assert record.details[0].score == pytest.approx(record.decision.scores[0])
     assert record.details[0].devices[0].state == "idle"
+    assert record.details[0].score > later.details[0].score
 
 
 def test_unknown_nodes_and_resources_are_not_explained() -> None:
@@ -423,3 +426,13 @@ def test_a_pod_is_not_woken_for_a_node_without_cpu_for_it() -> None:
     assert not world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
     world.fleet.apply_host_use("short", HostResources(1_000))
     assert world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
+
+
+def test_a_pod_is_not_woken_for_an_unknown_node_or_one_that_assumed_pods_fill() -> None:
+    world = one_node(2)
+    world.place("a")
+
+    assert world.placer.would_do(pod_ref("a"), request(2), "node")
+    assert world.placer.would_do(pod_ref("b"), request(1), "node")
+    assert not world.placer.would_do(pod_ref("b"), request(2), "node")
+    assert not world.placer.would_do(pod_ref("b"), request(1), "node-9")

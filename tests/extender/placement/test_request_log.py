@@ -87,6 +87,7 @@ def test_older_word_does_not_override_a_newer_one(world: World) -> None:
     world.request_log.take(question(world, node="a", age=5.0))
 
     assert assumed_on(world) == "b"
+    assert world.request_log.answered_at("uid-p") == world.request_log.last_at == world.now - 1.0
 
 
 def test_filter_that_looks_a_little_newer_does_not_override_prioritize(world: World) -> None:
@@ -238,16 +239,19 @@ def test_incidents_count_until_a_long_time_without_any(world: World) -> None:
     world.request_log.note_answer(0.5, is_lost=True)
     world.request_log.note_answer(9.0, is_lost=False)
     world.request_log.note_unreadable()
+    world.request_log.note_wrong_path("/wrong")
 
     world.now += SILENCE_SECONDS
     world.request_log.expire()
 
     assert world.request_log.incidents == (1, 1, 0.5)
+    assert list(world.request_log.wrong_paths) == ["/wrong"]
 
     world.now += 0.1
     world.request_log.expire()
 
     assert world.request_log.incidents == (0, 0, 0.0)
+    assert not world.request_log.wrong_paths
 
 
 def test_the_latest_wrong_paths_are_remembered(world: World) -> None:
