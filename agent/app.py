@@ -16,19 +16,19 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from agent import report as contract
-from agent.backend import Backend
-from agent.dcgm_names import DcgmCollector
-from agent.device_holders import DeviceHolders
-from agent.exporter import AgentCollector
-from agent.http import Address, Answer, Headers, Route, serve_http
+from agent.exporter.dcgm_names import DcgmCollector
+from agent.exporter.http import Address, Answer, Headers, Route, serve_http
+from agent.exporter.metrics import AgentCollector
+from agent.gpu.backend import Backend
 from agent.options import Options, ReportOptions
-from agent.pod_names import PodNames
-from agent.podresources import PodResourcesClient
-from agent.processes import ProcessTable
-from agent.push import Pusher
+from agent.push.pusher import Pusher
+from agent.report import contract
 from agent.sampler import Sampler
-from agent.tenants import TenantPolicy, Tenants
+from agent.tenants.attribution import TenantPolicy, Tenants
+from agent.tenants.device_holders import DeviceHolders
+from agent.tenants.pod_names import PodNames
+from agent.tenants.podresources import PodResourcesClient
+from agent.tenants.processes import ProcessTable
 from extender.runtime import native_memory
 from extender.runtime.supervision import keep
 from worker_device.agent_loads import REPORT_PATH, SIGNALS

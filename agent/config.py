@@ -15,10 +15,10 @@ from typing import Annotated, Final
 from pydantic import Field, ValidationInfo, field_validator
 
 from agent import options
-from agent.foreign import Threshold
+from agent.gpu.session import Cadence
 from agent.options import Options, ReportOptions
-from agent.session import Cadence
-from agent.verdict import VerdictPolicy
+from agent.report.verdict import VerdictPolicy
+from agent.tenants.foreign import Threshold
 from extender.settings import decision, service
 from extender.settings.changes import show_value
 from extender.settings.loading import ConfigError, Loaded, load_model

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from agent.foreign import Threshold
-from agent.session import Cadence
-from agent.verdict import VerdictPolicy
+from agent.gpu.session import Cadence
+from agent.report.verdict import VerdictPolicy
+from agent.tenants.foreign import Threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,18 +13,18 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.backend import Backend, Values, XidEvent
-from agent.device_ids import DeviceIds
-from agent.events import XidLog, XidWatcher
-from agent.kubelet_flags import UNKNOWN, KubeletFlags, Topology
+from agent.gpu.backend import Backend, Values, XidEvent
+from agent.gpu.events import XidLog, XidWatcher
+from agent.gpu.problems import hung_problem
+from agent.gpu.reading import DeviceReading, NodeReading
+from agent.gpu.session import Session
+from agent.gpu.worker import CallTracker, HungError, Worker
 from agent.options import Options
-from agent.problems import hung_problem
-from agent.reading import DeviceReading, NodeReading
-from agent.report import Device, Problem, Report, Verdict
-from agent.session import Session
-from agent.tenants import DeviceTenants, DeviceUsage
-from agent.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
-from agent.worker import CallTracker, HungError, Worker
+from agent.report.contract import Device, Problem, Report, Verdict
+from agent.report.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
+from agent.tenants.attribution import DeviceTenants, DeviceUsage
+from agent.tenants.device_ids import DeviceIds
+from agent.tenants.kubelet_flags import UNKNOWN, KubeletFlags, Topology
 from extender.core.decision.signals import agreed_activity
 from extender.core.devices.readings import Signal
 from extender.core.xids import RECOVERY_CHANGED
@@ -229,7 +229,7 @@ def _device(
     )
 
 
-class TenantSource(Protocol):
+class _TenantSource(Protocol):
     """Source of tenants for the sampler."""
 
     @property
@@ -312,7 +312,7 @@ class Sampler:
         self,
         backend: Backend,
         options: Options,
-        tenant_source: TenantSource | None = None,
+        tenant_source: _TenantSource | None = None,
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,

@@ -36,7 +36,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from agent.report import PATH as REPORT_PATH
+from agent.report.contract import PATH as REPORT_PATH
 from bench.asking import Connection, Placed, Scheduler, percentile
 from bench.machine import RESULTS, Bound, report
 from bench.noise import noise_server

@@ -22,7 +22,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
-from agent.report import UPGRADE, decode
+from agent.report.contract import UPGRADE, decode
 from bench.agent_process import CARDS, uuid_of
 from bench.machine import Bound, report
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod

@@ -13,9 +13,9 @@ from typing import Final
 
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
-import agent.nvml  # noqa: F401 - the real agent holds it in memory
+import agent.gpu.nvml  # noqa: F401 - the real agent holds it in memory
 from agent.app import serve
-from agent.backend import Call, Card, Handle, ProcessList, ProcessUse, Values
+from agent.gpu.backend import Call, Card, Handle, ProcessList, ProcessUse, Values
 from agent.options import Options, ReportOptions
 from extender.core.devices.readings import Signal
 from extender.runtime import logs

@@ -21,12 +21,12 @@ import orjson
 import uvloop
 from typing_extensions import override
 
-from agent.foreign import Threshold
 from agent.options import ReportOptions
-from agent.push import UpdateBuilder
-from agent.push_digest import DigestBuilder
-from agent.push_handshake import client_context
-from agent.report import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
+from agent.push.digest import DigestBuilder
+from agent.push.handshake import client_context
+from agent.push.updates import UpdateBuilder
+from agent.report.contract import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
+from agent.tenants.foreign import Threshold
 from bench.backend_fleet import BenchFleet, FleetSpec
 from extender.core.devices.readings import Signal
 from extender.core.policy import Thresholds

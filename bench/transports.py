@@ -24,11 +24,11 @@ import uvloop
 from aiohttp import web
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
-from agent.foreign import Threshold
 from agent.options import ReportOptions
-from agent.push import UpdateBuilder
-from agent.push_digest import DigestBuilder
-from agent.report import Report, decode, decode_update, encode, frame
+from agent.push.digest import DigestBuilder
+from agent.push.updates import UpdateBuilder
+from agent.report.contract import Report, decode, decode_update, encode, frame
+from agent.tenants.foreign import Threshold
 from bench.agent import cpu_seconds
 from bench.agent_swarm import report_of
 from bench.backend_fleet import BenchFleet, FleetSpec

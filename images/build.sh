@@ -14,7 +14,7 @@ installed=${INSTALLED:-$folder}
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 case $program in
-extender) modules="extender agent/__init__.py agent/report.py" ;;
+extender) modules="extender agent/__init__.py agent/report/__init__.py agent/report/contract.py" ;;
 agent) modules="agent worker_device extender/__init__.py extender/core extender/settings extender/runtime" ;;
 *)
     echo "$program: must be extender or agent" >&2

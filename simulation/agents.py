@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agent.gpu.reading import NodeReading
 from agent.options import Options, ReportOptions
-from agent.push import Pusher, UpdateBuilder
-from agent.push_digest import Digest
-from agent.reading import NodeReading
-from agent.report import Device, Foreign, Place, Process, Report, Tenant
+from agent.push.digest import Digest
+from agent.push.pusher import Pusher
+from agent.push.updates import UpdateBuilder
+from agent.report.contract import Device, Foreign, Place, Process, Report, Tenant
 from agent.sampler import LatestReport
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal
 from extender.sources.agents.states import AgentState

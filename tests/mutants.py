@@ -127,8 +127,8 @@ def room_of(name: str) -> Room:
         case "agent":
             return Room(
                 name=name,
-                code=("agent/*.py",),
-                tests=("tests/agent/test_[!g]*.py",),
+                code=("agent/**/*.py",),
+                tests=("tests/agent/**/test_[!g]*.py",),
             )
         case "admission":
             tests = ("tests/extender/webhook/admission/test_*.py",)

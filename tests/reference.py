@@ -21,7 +21,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import CollectorRegistry
 
 from agent import config as agent_config
-from agent import exporter
+from agent.exporter import metrics
 from agent.options import Options
 from agent.sampler import Sampler
 from extender.api.metrics_route import export_ports
@@ -40,7 +40,7 @@ from tests.reference_api import render_answers, render_routes
 
 PROGRAMS: Final = {
     "python -m extender": "extender/__main__.py",
-    "python -m agent": "agent/command_line.py",
+    "python -m agent": "agent/__main__.py",
     "idlegpu": "extender/cli/remote/errors.py",
 }
 """Module with the documented exit statuses of each program."""
@@ -136,8 +136,8 @@ def render_agent_metrics() -> str:
     registry = CollectorRegistry()
     report = sampler.latest.report
     assert report is not None
-    registry.register(exporter.AgentCollector(sampler, lambda: report.at))
-    signals = {exporter.PREFIX + name: text for name, text in exporter._HELP.items()}
+    registry.register(metrics.AgentCollector(sampler, lambda: report.at))
+    signals = {metrics.PREFIX + name: text for name, text in metrics._HELP.items()}
     return _render_metrics(registry, signals)
 
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from agent.device_holders import DeviceHolders
-from agent.device_ids import DeviceIds
-from agent.pod_names import PodNames
-from agent.podresources import PodResourcesClient
-from agent.processes import ProcessTable
-from agent.report import Process
-from agent.tenants import DeviceTenants, DeviceUsage, Tenants
+from agent.report.contract import Process
+from agent.tenants.attribution import DeviceTenants, DeviceUsage, Tenants
+from agent.tenants.device_holders import DeviceHolders
+from agent.tenants.device_ids import DeviceIds
+from agent.tenants.pod_names import PodNames
+from agent.tenants.podresources import PodResourcesClient
+from agent.tenants.processes import ProcessTable
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 from testkit.agent.fake_machine import FakeMachine
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from agent.backend import NvmlError
-from agent.nvml import Nvml
+from agent.gpu.backend import NvmlError
+from agent.gpu.nvml import Nvml
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 CONTAINER_ID: Final = "5f" * 32

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.options import Options, ReportOptions
-from agent.push import Pusher
-from agent.push_digest import Digest
-from agent.report import LENGTH_BYTES, Report, Update, decode_update
+from agent.push.digest import Digest
+from agent.push.pusher import Pusher
+from agent.report.contract import LENGTH_BYTES, Report, Update, decode_update
 from simulation.agents import SimulatedAgent
 from simulation.fleet import SimulatedFleet
 from simulation.models import H100

@@ -1,4 +1,4 @@
-"""Replay of a recorded card in place of pynvml, for the real `agent.nvml`."""
+"""Replay of a recorded card in place of pynvml, for the real `agent.gpu.nvml`."""
 
 import ctypes
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from agent.nvml import Nvml
+from agent.gpu.nvml import Nvml
 
 DATA = Path(__file__).parents[2] / "tests" / "agent" / "data"
 RECORDED = {name: json.loads((DATA / f"{name}.json").read_text()) for name in ("h100", "h200")}

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.report import (
+from agent.report.contract import (
     LENGTH_BYTES,
     PATH,
     UPGRADE,

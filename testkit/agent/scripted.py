@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.backend import (
+from agent.gpu.backend import (
     Call,
     Card,
     Code,

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from agent.app import Agent, sample_once, start, watch_reports
-from agent.backend import Call, Code
+from agent.gpu.backend import Call, Code
+from agent.gpu.session import Cadence
 from agent.options import Options
-from agent.report import Report, decode
-from agent.session import Cadence
+from agent.report.contract import Report, decode
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from testkit.controlplane.process import free_port

@@ -12,9 +12,9 @@ from statistics import fmean
 import pytest
 
 from agent.app import open_tenants
-from agent.nvml import Nvml
+from agent.gpu.nvml import Nvml
 from agent.options import Options
-from agent.report import Place, Report
+from agent.report.contract import Place, Report
 from agent.sampler import Sampler
 from extender.core.devices.readings import Signal
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agent.report import decode
+from agent.report.contract import decode
 from testkit.agent.fake_driver import GIB, FakeDriver, card
 
 COMMAND = (sys.executable, "-m", "agent")
@@ -209,7 +209,7 @@ async def test_it_serves_without_a_driver_until_sigterm() -> None:
 def test_settings_libraries_are_not_loaded_while_serving() -> None:
     """They take 11 MiB of the agent's limit of 100 MiB; aiohttp would take 12 MiB."""
     code = (
-        "import sys, agent.__main__, agent.app, agent.nvml; from extender.runtime import logs;"
+        "import sys, agent.__main__, agent.app, agent.gpu.nvml; from extender.runtime import logs;"
         "print(sorted({'aiohttp', 'pydantic', 'yaml', 'rich', 'multiprocessing', 'grpc'}"
         " & {name.partition('.')[0] for name in sys.modules}))"
     )

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from agent import report as contract
-from agent.backend import Extra
-from agent.dcgm_names import DcgmCollector
-from agent.events import XidWatcher
-from agent.exporter import AgentCollector
+from agent.exporter.dcgm_names import DcgmCollector
+from agent.exporter.metrics import AgentCollector
+from agent.gpu.backend import Extra
+from agent.gpu.events import XidWatcher
+from agent.gpu.session import Cadence, Session
+from agent.gpu.worker import CallTracker
 from agent.options import Options
+from agent.report import contract
 from agent.sampler import Sampler
-from agent.session import Cadence, Session
-from agent.worker import CallTracker
 from extender.core.devices.readings import Signal
 from testkit.agent.replay import Replay, error, nvml_on, refuse
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent.nvml import Nvml
+from agent.gpu.nvml import Nvml
+from agent.gpu.session import Cadence
 from agent.options import Options
-from agent.report import Report, Verdict
+from agent.report.contract import Report, Verdict
+from agent.report.verdict import VerdictPolicy
 from agent.sampler import Sampler
-from agent.session import Cadence
-from agent.verdict import VerdictPolicy
 from extender.core.decision.signals import IDLE_POWER_SHARE
 from extender.core.devices.readings import Signal
 from testkit.agent.replay import LOADS, RECORDED, Replay

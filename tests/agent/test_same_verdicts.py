@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from agent.backend import Call, Code, ProcessList, XidEvent
-from agent.nvml import Nvml
+from agent.gpu.backend import Call, Code, ProcessList, XidEvent
+from agent.gpu.nvml import Nvml
+from agent.gpu.session import Cadence
 from agent.options import Options
-from agent.report import Device, Report
+from agent.report.contract import Device, Report
 from agent.sampler import Sampler
-from agent.session import Cadence
 from extender.core.decision.health import HealthColumns, judge
 from extender.core.decision.health_causes import words
 from extender.core.devices.readings import NVML_ONLY, Column, Signal

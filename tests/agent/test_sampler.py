@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from agent.backend import Call, Code, ProcessList, ProcessUse, XidEvent
+from agent.gpu.backend import Call, Code, ProcessList, ProcessUse, XidEvent
+from agent.gpu.session import Cadence
 from agent.options import Options
-from agent.report import Problem, Report, Tenant
+from agent.report.contract import Problem, Report, Tenant
 from agent.sampler import Sampler
-from agent.session import Cadence
-from agent.tenants import DeviceTenants, DeviceUsage
+from agent.tenants.attribution import DeviceTenants, DeviceUsage
 from extender.core.devices.readings import Signal
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard, migs
 
@@ -407,7 +407,7 @@ async def test_a_failed_event_wait_is_restarted(rig: Rig) -> None:
     rig.backend.happen(XidEvent(uuid="GPU-1", gpu_instance_id=None, xid=43))
 
     await until(rig.sampler, lambda report: Signal.XID in report.signals)
-    await until(rig.sampler, lambda _: not rig.sampler.watcher.problem)
+    await until(rig.sampler, lambda _: not any(rig.sampler.watcher.problems.values()))
     running.cancel()
 
 

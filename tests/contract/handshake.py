@@ -9,8 +9,8 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
-from agent.push_handshake import Token, open_stream
-from agent.report import frame
+from agent.push.handshake import Token, open_stream
+from agent.report.contract import frame
 from testkit.agent.report_server import ReportServer, raw_connection, report_server, update
 from testkit.agent.reviews import token
 

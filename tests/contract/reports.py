@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from agent.push import UpdateBuilder
-from agent.push_digest import Digest
-from agent.report import (
+from agent.push.digest import Digest
+from agent.push.updates import UpdateBuilder
+from agent.report.contract import (
     LENGTH_BYTES,
     Device,
     Foreign,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from agent.report import ReportError, decode, decode_update
+from agent.report.contract import ReportError, decode, decode_update
 from tests.contract.reports import (
     MEANING,
     RECORDINGS,

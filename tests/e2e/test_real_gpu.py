@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 import pytest
 
-from agent.report import Foreign, decode
+from agent.report.contract import Foreign, decode
 from simulation.models import GIB
 from testkit.agent.fake_kubelet import FakeKubelet, container
 from testkit.agent.fake_kubelet import pod as held

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent.report import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update, frame
+from agent.report.contract import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update, frame
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.placement.request_log import AnsweredQuestion
 from extender.sources.agents.states import _ROWS

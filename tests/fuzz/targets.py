@@ -21,7 +21,7 @@ import requests.adapters
 import urllib3
 from typing_extensions import override
 
-from agent.report import ReportError, decode, decode_farewell, decode_update
+from agent.report.contract import ReportError, decode, decode_farewell, decode_update
 from extender.core.devices.readings import Readings
 from extender.core.policy import Foreign, Policy
 from extender.core.request.gpu_resources import ResourceNames

@@ -297,9 +297,10 @@ def test_every_module_in_an_image_finds_what_it_imports(
 
 
 def test_the_extenders_image_has_of_the_agent_its_report_alone(extender: Image) -> None:
-    modules = {path.name for path in (extender.tree / "agent").rglob("*.py")}
+    folder = extender.tree / "agent"
+    modules = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
 
-    assert modules == {"__init__.py", "report.py"}
+    assert modules == {"__init__.py", "report/__init__.py", "report/contract.py"}
     assert not list(extender.tree.glob("pynvml*"))
     assert not (extender.tree / "extender" / "cli").exists()
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agent.app import start as start_agent
-from agent.backend import Call, ProcessList, ProcessUse, XidEvent
+from agent.gpu.backend import Call, ProcessList, ProcessUse, XidEvent
 from agent.options import Options
 from extender.core.devices.readings import Signal
 from simulation.agents import PERIOD_SECONDS

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from typing_extensions import override
 
-from agent.report import Device, Report, encode
+from agent.report.contract import Device, Report, encode
 from extender.core.devices.readings import Signal
 from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
 from tests.worker_device.workers import Container

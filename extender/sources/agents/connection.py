@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import h11
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from agent.report import (
+from agent.report.contract import (
     LENGTH_BYTES,
     MAX_UPDATE_BYTES,
     PATH,

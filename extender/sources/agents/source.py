@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from agent.report import Update
+from agent.report.contract import Update
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings
 from extender.core.policy import Policy
 from extender.kube.client import KubeClient

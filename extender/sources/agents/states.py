@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from agent.report import (
+from agent.report.contract import (
     AGE,
     FOREIGN_MEMORY,
     FOREIGN_UTILIZATION,
@@ -22,7 +22,7 @@ from agent.report import (
     Part,
     Update,
 )
-from agent.report import ForeignProcess as ReportedProcess
+from agent.report.contract import ForeignProcess as ReportedProcess
 from extender.core.devices.expected_devices import resource_profile
 from extender.core.devices.readings import (
     Column,

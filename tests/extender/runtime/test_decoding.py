@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from agent.report import ReportError, decode_update
+from agent.report.contract import ReportError, decode_update
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import MOST_REPEATED, yaml_documents
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.report import XID_AGE, Layout, Part, Update
+from agent.report.contract import XID_AGE, Layout, Part, Update
 from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
 from extender.sources.agents.states import _ROWS, AgentState, readings_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
+from agent.report.contract import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
 from extender.sources.agents.connection import MAX_UPDATES

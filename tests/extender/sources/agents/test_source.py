@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.report import LENGTH_BYTES, VERSION, Layout, Part, frame
-from agent.report import ForeignProcess as ReportedProcess
+from agent.report.contract import LENGTH_BYTES, VERSION, Layout, Part, frame
+from agent.report.contract import ForeignProcess as ReportedProcess
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal
 from extender.sources.agents.refusal import AgentRefusal
 from extender.sources.agents.states import AgentState

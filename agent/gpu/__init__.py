@@ -1,0 +1,1 @@
+"""Reads the GPUs through NVML. Only `agent.gpu.nvml` imports pynvml."""

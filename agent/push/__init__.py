@@ -1,0 +1,1 @@
+"""Pushes the report to every replica of the extender."""

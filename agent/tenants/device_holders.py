@@ -1,0 +1,216 @@
+"""Cache which containers hold each device according to the kubelet, and when devices were freed."""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from agent.report.contract import Problem, Tenant
+from agent.tenants.device_ids import DeviceIds, DeviceIndex, DeviceKey
+from agent.tenants.podresources import Allocation, PodResources, PodResourcesError
+
+logger = logging.getLogger(__name__)
+
+_FAILURES_BETWEEN_LOGS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceHoldersPolicy:
+    """Intervals of kubelet calls, and the maximum age of an answer.
+
+    Attributes:
+        list_seconds: interval of `List` calls.
+        min_interval_seconds: minimum interval after `request_refresh`.
+        allocatable_seconds: interval of `GetAllocatableResources` calls.
+        stale_seconds: an older answer is not used.
+    """
+
+    list_seconds: float = 5.0
+    min_interval_seconds: float = 1.0
+    allocatable_seconds: float = 60.0
+    stale_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderSnapshot:
+    """The holders of each device at one time.
+
+    Attributes:
+        at: time of the kubelet call, by the caller's clock.
+        holders: containers by device; () for a free device. An ambiguous claim counts on every
+            device that it may refer to. A device that is absent may be held or free.
+        freed_at: time at which a holder of the device was first seen to be gone.
+        replicas: shares that the kubelet offers of each device, 1 for a whole one; a device that is
+            absent is not offered, or that is unknown.
+    """
+
+    at: float
+    holders: Mapping[DeviceKey, tuple[Tenant, ...]]
+    freed_at: Mapping[DeviceKey, float]
+    replicas: Mapping[DeviceKey, int]
+
+
+class DeviceHolders:
+    """Calls the kubelet periodically, and keeps its last answer.
+
+    Everything runs on the event loop's thread.
+
+    Args:
+        kubelet: client of the pod-resources API.
+        policy: intervals and maximum age; None for the defaults.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        kubelet: PodResources,
+        *,
+        policy: DeviceHoldersPolicy | None = None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._kubelet = kubelet
+        self._policy = policy or DeviceHoldersPolicy()
+        self._clock = clock
+        self._allocations: tuple[Allocation, ...] = ()
+        self._allocatable: tuple[str, ...] | None = None
+        self._listed_at: float | None = None
+        self._list_due = self._allocatable_due = float("-inf")
+        self._called_at = float("-inf")
+        self._is_refresh_requested = False
+        self._previous_pods: dict[DeviceKey, frozenset[tuple[str, str]]] = {}
+        self._freed_at: dict[DeviceKey, float] = {}
+        self._snapshot_key: tuple[float, tuple[DeviceIds, ...]] | None = None
+        self._snapshot: HolderSnapshot | None = None
+        self._failures = 0
+        self._problem: Problem | None = Problem(
+            code="PodResources", text="the kubelet has not answered yet"
+        )
+
+    @property
+    def problem(self) -> Problem | None:
+        """Problem of the last kubelet call, or None if it succeeded."""
+        return self._problem
+
+    def request_refresh(self) -> None:
+        """Call the kubelet soon: its last answer does not explain a process or a load."""
+        self._is_refresh_requested = True
+
+    def close(self) -> None:
+        """Close the connection to the kubelet."""
+        self._kubelet.close()
+
+    async def refresh(self) -> None:
+        """Call the kubelet if a call is due; store a failure in `problem` instead of raising it."""
+        now = self._clock()
+        earliest = self._called_at + self._policy.min_interval_seconds
+        due = min(earliest, self._list_due) if self._is_refresh_requested else self._list_due
+        if self._called_at <= now < due:  # a call is due, too, if the clock was set back
+            return
+        self._called_at = now
+        self._list_due = now + self._policy.list_seconds
+        try:
+            self._allocations = await self._kubelet.list()
+        except PodResourcesError as error:
+            self._record_failure(error)
+            return
+        self._listed_at = now
+        self._is_refresh_requested = False
+        if self._failures:
+            logger.info("kubelet answers again", extra={"failures": self._failures})
+        self._failures = 0
+        self._problem = None
+        await self._refresh_allocatable(now)
+
+    def snapshot(self, devices: Iterable[DeviceIds]) -> HolderSnapshot | None:
+        """Return the holders of these devices; None without an answer, or with a stale one.
+
+        A device that the kubelet neither offers nor has allocated belongs to a plugin with unknown
+        id format, or to claims that the kubelet does not list: its holders are unknown.
+        """
+        if self._listed_at is None or self._clock() - self._listed_at > self._policy.stale_seconds:
+            return None
+        device_ids = tuple(devices)
+        snapshot_key = (self._listed_at, device_ids)
+        if self._snapshot is None or self._snapshot_key != snapshot_key:
+            index = DeviceIndex(device_ids)
+            holders = self._holders(index, device_ids)
+            self._record_freed(holders)
+            self._snapshot_key = snapshot_key
+            self._snapshot = HolderSnapshot(
+                at=self._listed_at,
+                holders=MappingProxyType(holders),
+                freed_at=MappingProxyType(dict(self._freed_at)),
+                replicas=MappingProxyType(self._replicas(index)),
+            )
+        return self._snapshot
+
+    async def _refresh_allocatable(self, now: float) -> None:
+        if now < self._allocatable_due:
+            return
+        try:
+            self._allocatable = await self._kubelet.allocatable()
+        except PodResourcesError as error:
+            self._allocatable = None  # without the list, every device counts as allocatable
+            logger.debug("cannot list allocatable devices", extra={"error": str(error)})
+        self._allocatable_due = now + self._policy.allocatable_seconds
+
+    def _record_failure(self, error: PodResourcesError) -> None:
+        if self._failures % _FAILURES_BETWEEN_LOGS == 0:
+            logger.warning(
+                "cannot list device holders",
+                extra={"error": str(error), "failures": self._failures + 1},
+            )
+        self._failures += 1
+        self._problem = Problem(code="PodResources", text=str(error))
+
+    def _holders(
+        self, index: DeviceIndex, device_ids: tuple[DeviceIds, ...]
+    ) -> dict[DeviceKey, tuple[Tenant, ...]]:
+        shares: defaultdict[tuple[DeviceKey, tuple[str, str, str]], set[str]] = defaultdict(set)
+        sees_claims = False
+        for allocation in self._allocations:
+            match = index.find(allocation.device_id, allocation.claim)
+            if match is None:
+                continue
+            sees_claims |= allocation.claim is not None
+            holder = (allocation.namespace, allocation.pod, allocation.container)
+            for key in match.keys:
+                shares[key, holder].add(match.share)
+        holders: defaultdict[DeviceKey, list[Tenant]] = defaultdict(list)
+        for (key, (namespace, pod, container)), replicas in shares.items():
+            tenant = Tenant(
+                namespace=namespace,
+                pod=pod,
+                container=container,
+                replicas=tuple(sorted(replicas - {""})),
+            )
+            holders[key].append(tenant)
+        allocatable = self._allocatable_keys(index, device_ids, sees_claims=sees_claims)
+        return {key: tuple(holders.get(key, ())) for key in {*holders, *allocatable}}
+
+    def _allocatable_keys(
+        self, index: DeviceIndex, device_ids: tuple[DeviceIds, ...], *, sees_claims: bool
+    ) -> set[DeviceKey]:
+        if self._allocatable is None or sees_claims:
+            return {device.key for device in device_ids}
+        matches = map(index.find, self._allocatable)
+        allocatable = {key for one in matches if one is not None for key in one.keys}
+        if any(device.key not in allocatable for device in device_ids):
+            self._allocatable_due = min(
+                self._allocatable_due, self._called_at + self._policy.list_seconds
+            )
+        return allocatable
+
+    def _replicas(self, index: DeviceIndex) -> dict[DeviceKey, int]:
+        matches = map(index.find, self._allocatable or ())
+        return dict(Counter(match.keys[0] for match in matches if match and len(match.keys) == 1))
+
+    def _record_freed(self, holders: Mapping[DeviceKey, tuple[Tenant, ...]]) -> None:
+        now = self._listed_at or self._clock()
+        for key, tenants in holders.items():
+            pods = frozenset((one.namespace, one.pod) for one in tenants)
+            if self._previous_pods.get(key, pods) - pods:
+                self._freed_at[key] = now
+            self._previous_pods[key] = pods

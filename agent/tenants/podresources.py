@@ -1,0 +1,243 @@
+"""Client of the kubelet's pod-resources API (v1): the containers that hold each device.
+
+Mount the directory of the kubelet's socket, not the socket: a restarted kubelet creates a new one.
+The API needs no process namespace, no access to the API server and no RBAC permission.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol, TypeVar
+
+from google.protobuf.message import Message
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from h2.exceptions import H2Error
+from typing_extensions import override
+
+from agent.tenants import podresources_v1_pb2 as v1
+from extender.runtime.decoding import MalformedError, decode_with
+
+_DEFAULT_DEADLINE_SECONDS: Final = 2.0
+_MAX_ANSWER_BYTES: Final = 64 << 20
+"""Limit of an answer: a node with 250 pods answers about 50 KiB, so a larger answer is a fault."""
+
+_REMEDIES: Final = MappingProxyType(
+    {
+        FileNotFoundError: "is the kubelet's directory /var/lib/kubelet/pod-resources mounted?",
+        ConnectionRefusedError: "the kubelet that created it has stopped: is it restarting?",
+        PermissionError: "the agent must run as root to open it",
+    }
+)
+_STATUS_REMEDIES: Final = MappingProxyType(
+    {
+        Status.UNIMPLEMENTED: "this kubelet does not support the call",
+        Status.RESOURCE_EXHAUSTED: "the kubelet limits calls to 100 a second",
+    }
+)
+
+
+class PodResourcesError(Exception):
+    """The kubelet did not answer; the message names call, socket, cause and remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClaim:
+    """A device that a ResourceClaim (Dynamic Resource Allocation) allocated to a container.
+
+    Attributes:
+        device: the DRA driver's name for the device, such as `gpu-0`.
+        cdi_devices: CDI device names, such as `k8s.gpu.nvidia.com/device=gpu-0`.
+    """
+
+    device: str
+    cdi_devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """A device, or a share of a device, that the kubelet allocated to one container.
+
+    Attributes:
+        namespace, pod, container: the holder; the kubelet does not report the pod's UID.
+        device_id: the device plugin's id (`GPU-…`, `GPU-…::3`, `MIG-…`, `nvidia0/gi1`), or the
+            claim's device.
+        claim: the ResourceClaim that allocated the device, None for a device plugin.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    device_id: str
+    claim: DeviceClaim | None = None
+
+
+class PodResources(Protocol):
+    """The calls of the pod-resources API that the agent makes."""
+
+    async def list(self) -> tuple[Allocation, ...]:
+        """Return the current allocations."""
+        ...
+
+    async def allocatable(self) -> tuple[str, ...]:
+        """Return the ids of the devices that the kubelet can allocate, held or free."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+class PodResourcesClient:
+    """Client of one kubelet; connects on the first call, and again after every failure.
+
+    Args:
+        socket: path of the kubelet's socket.
+        deadline_seconds: time limit of a call.
+        max_answer_bytes: larger answers are rejected.
+
+    Example:
+        client = PodResourcesClient(Path("/var/lib/kubelet/pod-resources/kubelet.sock"))
+        allocations = await client.list()
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        deadline_seconds: float = _DEFAULT_DEADLINE_SECONDS,
+        max_answer_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> None:
+        self._socket = socket
+        self._deadline_seconds = deadline_seconds
+        self._codec = _BoundedCodec(max_answer_bytes)
+        self._channel: Channel | None = None
+
+    async def list(self) -> tuple[Allocation, ...]:
+        """Return every device that a container of this node holds.
+
+        Kubelets before Kubernetes 1.34 also list devices of ended pods until the pods are removed.
+
+        Raises:
+            PodResourcesError: no answer within the deadline, or an answer that cannot be decoded.
+        """
+        answer = await self._call("List", v1.ListPodResourcesRequest(), v1.ListPodResourcesResponse)
+        return tuple(_allocations(answer))
+
+    async def allocatable(self) -> tuple[str, ...]:
+        """Return the ids of all healthy devices and shares that device plugins have registered.
+
+        Raises:
+            PodResourcesError: as for `list`.
+        """
+        answer = await self._call(
+            "GetAllocatableResources",
+            v1.AllocatableResourcesRequest(),
+            v1.AllocatableResourcesResponse,
+        )
+        return tuple(device_id for devices in answer.devices for device_id in devices.device_ids)
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    async def _call(self, call: str, question: Message, kind: type[_Answer]) -> _Answer:
+        if self._channel is None:
+            self._channel = Channel(path=str(self._socket), codec=self._codec)
+        method = UnaryUnaryMethod(
+            self._channel, f"/v1.PodResourcesLister/{call}", type(question), kind
+        )
+        answered = False
+        try:
+            async with asyncio.timeout(self._deadline_seconds):
+                answer = await method(question)
+            answered = True
+            return answer
+        except GRPCError as error:
+            remedy = _STATUS_REMEDIES.get(error.status)
+            cause = f"{error.status.name.lower()}: {error.message}"
+            raise self._failed(call, cause, remedy) from error
+        except TimeoutError as error:
+            raise self._failed(call, f"no answer in {self._deadline_seconds:g} s", None) from error
+        except OSError as error:
+            raise self._failed(call, error.strerror or str(error), _remedy(error)) from error
+        except (StreamTerminatedError, H2Error, ProtocolError) as error:
+            raise self._failed(call, f"connection lost: {error}", None) from error
+        except (MalformedError, _TooLargeError, NotImplementedError) as error:
+            raise self._failed(call, f"unreadable answer: {error}", None) from error
+        finally:
+            if not answered:
+                self.close()  # the rest of a broken or late answer must not reach the next call
+
+    def _failed(self, call: str, cause: str, remedy: str | None) -> PodResourcesError:
+        message = f"cannot call the kubelet ({call}, {self._socket}): {cause}"
+        return PodResourcesError(f"{message}: {remedy}" if remedy else message)
+
+
+class _TooLargeError(Exception):
+    """An answer exceeds the size limit."""
+
+
+class _BoundedCodec(CodecBase):
+    """Protocol Buffers codec that rejects large messages before decoding multiplies their size."""
+
+    __content_subtype__ = "proto"
+
+    def __init__(self, largest_bytes: int) -> None:
+        self._largest_bytes = largest_bytes
+
+    @override
+    def encode(self, message: Message, message_type: type[Message]) -> bytes:
+        return message.SerializeToString()
+
+    @override
+    def decode(self, data: bytes, message_type: type[Message]) -> Message:
+        if len(data) > self._largest_bytes:
+            raise _TooLargeError(f"{len(data)} bytes: must be at most {self._largest_bytes} bytes")
+        return decode_with(message_type.FromString, data)
+
+
+def _remedy(error: OSError) -> str | None:
+    for kind, remedy in _REMEDIES.items():
+        if isinstance(error, kind):
+            return remedy
+    return None
+
+
+def _allocations(answer: v1.ListPodResourcesResponse) -> Iterable[Allocation]:
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            for devices in container.devices:
+                for device_id in devices.device_ids:
+                    yield Allocation(
+                        namespace=pod.namespace,
+                        pod=pod.name,
+                        container=container.name,
+                        device_id=device_id,
+                    )
+            for claim in _claims(container):
+                yield Allocation(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=container.name,
+                    device_id=claim.device,
+                    claim=claim,
+                )
+
+
+def _claims(container: v1.ContainerResources) -> Iterable[DeviceClaim]:
+    for dynamic in container.dynamic_resources:
+        for resource in dynamic.claim_resources:
+            yield DeviceClaim(
+                device=resource.device_name,
+                cdi_devices=tuple(device.name for device in resource.cdi_devices),
+            )

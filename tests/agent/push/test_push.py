@@ -1,0 +1,271 @@
+"""The agent's side of the connection, against a scripted extender."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agent.options import ReportOptions
+from agent.push.digest import Digest, DigestBuilder
+from agent.push.handshake import expiry_of, read_token
+from agent.push.pusher import Pusher, ReportLink
+from agent.report.contract import Farewell, Report, frame
+from agent.sampler import LatestReport
+from agent.tenants.foreign import Threshold
+from extender.core.policy import Thresholds
+from extender.runtime.supervision import keep
+from simulation.devices import Load
+from simulation.models import GIB
+from testkit.agent.pushing import eventually, extender, reporting
+from testkit.agent.reviews import token
+
+
+async def wait_connection_lost() -> None:
+    """Wait until the agent knows that its connection broke."""
+    await eventually(
+        lambda: all(task.get_name() != "report listener" for task in asyncio.all_tasks())
+    )
+
+
+def counts(pusher: Pusher) -> dict[str, float]:
+    return {
+        sample.labels["outcome"]: sample.value
+        for family in pusher.collect()
+        for sample in family.samples
+        if "outcome" in sample.labels
+    }
+
+
+async def test_the_token_is_sent_and_the_first_report_follows(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, text="abc.def.ghi\n"):
+        await eventually(lambda: it.updates and it.updates[0])
+
+        assert "Authorization: Bearer abc.def.ghi\r\n" in it.requests[0]
+        assert it.updates[0][0].node == "gpu-1"
+        assert it.updates[0][0].layout is not None
+
+
+async def test_only_news_is_sent_between_heartbeats(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
+        for _ in range(5):
+            await running.consider()
+        assert link.sent == 1
+
+        running.fleet.set_utilization("gpu-1", 0, 0.9)
+        running.look()
+        await eventually(lambda: len(it.updates[0]) == 2)
+        assert it.updates[0][1].is_news
+        for count in (3, 4):  # further readings of foreign use
+            running.look()
+            await eventually(partial(it.has_said, count))
+        for _ in range(2):
+            await running.consider()
+        assert link.sent == 4
+
+
+async def test_foreign_use_is_confirmed_when_it_begins_and_ends(
+    tmp_path: Path,
+) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        running.agent.sees_holders = False
+        running.look()
+        await eventually(lambda: it.updates and it.updates[0])
+
+        reported = len(it.updates[0])
+        for use in (Load(utilization=0.8, memory_bytes=20 * GIB), None):
+            running.fleet.set_foreign("gpu-1", 0, use)
+            for _ in range(3):
+                reported += 1
+                running.look()
+                await eventually(partial(it.has_said, reported))
+
+
+async def test_heartbeats_are_sent_without_changes(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.05) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        async with asyncio.timeout(30):
+            while len(it.updates[0]) < 2:
+                await running.consider()
+                await asyncio.sleep(0.005)
+
+        assert not it.updates[0][1].is_news
+
+
+async def test_after_a_blocked_send_only_the_latest_report_is_sent(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.0) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        it.is_reading.clear()
+        for _ in range(3000):
+            running.look()
+            await asyncio.sleep(0)
+        (link,) = running.pusher.links.values()
+        sent = link.sent
+        it.is_reading.set()
+        last = running.look().at
+        await eventually(lambda: it.updates[0][-1].at >= last)
+
+        assert sent < 2000  # most others were neither sent nor queued
+        assert len(it.updates[0]) <= sent + 3
+
+
+async def test_a_reopened_connection_starts_with_a_complete_update(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        it.writers[0].transport.abort()
+        await wait_connection_lost()
+        running.look()
+        await eventually(lambda: len(it.updates) > 1)
+        running.look()
+        await eventually(lambda: bool(it.updates[1]))
+
+        assert it.updates[1][0].layout is not None
+        assert counts(running.pusher)["failed"] >= 1
+
+
+def test_reconnect_delays_are_spread_out() -> None:
+    options = ReportOptions(reconnect_seconds=1.0, max_backoff_seconds=30.0)
+    digest_builder = DigestBuilder(options, Thresholds(), Threshold())
+    agents = [
+        ReportLink(("127.0.0.1", 1), LatestReport(), digest_builder, options) for _ in range(500)
+    ]
+
+    for failures, longest in ((1, 1.0), (3, 4.0), (9, 30.0)):
+        for agent in agents:
+            agent._consecutive_failures = failures
+        pauses = sorted(agent._backoff_seconds() for agent in agents)
+
+        assert 0.1 * longest <= pauses[0] < 0.2 * longest
+        assert 0.9 * longest < pauses[-1] <= longest
+        assert max(b - a for a, b in pairwise(pauses)) < 0.1 * longest, "spread over the time"
+
+
+async def test_the_token_is_read_for_each_connection(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, text="one") as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (tmp_path / "token").write_text("two")
+        it.writers[0].transport.abort()
+        await wait_connection_lost()
+        running.look()
+        await eventually(lambda: len(it.requests) > 1)
+
+        assert "Bearer two" in it.requests[1]
+
+
+async def test_a_refusal_is_logged_with_the_extenders_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with extender() as it:
+        it.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 12\r\n\r\nnot you, pal"
+        with caplog.at_level(logging.WARNING):
+            async with reporting(it.port, tmp_path) as running:
+                await eventually(lambda: len(it.requests) > 2)
+                assert counts(running.pusher)["refused"] >= 2
+
+    causes = [record.cause for record in caplog.records if hasattr(record, "cause")]
+    assert causes == ["status 403: not you, pal"]  # logged once for all attempts
+
+
+async def test_a_farewell_is_logged_as_the_reason(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
+        it.writers[0].write(frame(Farewell(reason="the token has expired")))
+        await wait_connection_lost()
+        running.look()
+        await eventually(lambda: link.refusals)
+
+        assert link.refusals == 1
+
+
+async def test_no_token_is_sent_without_tls_unless_allowed(
+    tmp_path: Path,
+) -> None:
+    async with reporting(9, tmp_path, host="192.0.2.1") as running:
+        await eventually(lambda: running.pusher.links)
+        (link,) = running.pusher.links.values()
+        await eventually(lambda: link.failures)
+
+        assert "set reports.ca_file, or reports.allow_plain" in link.problem
+
+
+async def test_a_missing_token_names_the_file(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, text="") as running:
+        await eventually(lambda: running.pusher.links)
+        (link,) = running.pusher.links.values()
+        await eventually(lambda: str(tmp_path) in link.problem)
+
+        assert it.requests == []
+
+
+async def test_a_replica_removed_from_the_service_is_disconnected(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+
+        async def no_addresses() -> set[tuple[str, int]]:
+            return set()
+
+        running.pusher._addresses = no_addresses  # type: ignore[method-assign] # as after a DNS change
+        await eventually(lambda: not running.pusher.links)
+
+        assert counts(running.pusher)["sent"] == 1  # counts of closed links remain
+
+
+async def test_a_link_that_fails_is_opened_again_alone(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
+        build = running.pusher._digest_builder.build
+
+        def fail(_: Report) -> Digest:
+            running.pusher._digest_builder.build = build  # type: ignore[method-assign] # once
+            raise LookupError("no error that a connection has")
+
+        running.pusher._digest_builder.build = fail  # type: ignore[method-assign,assignment] # as above
+        running.look()
+
+        await eventually(lambda: len(it.updates) == 2 and it.updates[1])
+        assert list(running.pusher.links.values()) == [link]
+
+
+async def test_after_a_failure_every_replica_gets_reports_again(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        pusher, addresses = running.pusher, running.pusher._addresses
+
+        async def fail() -> set[tuple[str, int]]:
+            pusher._addresses = addresses  # type: ignore[method-assign] # once
+            raise UnicodeError("label empty or too long")
+
+        pusher._addresses = fail  # type: ignore[method-assign] # as of a name that is none
+        await wait_connection_lost()
+        again = asyncio.create_task(keep("reports", pusher.run))
+
+        await eventually(lambda: len(it.updates) == 2 and it.updates[1])
+        assert counts(pusher)["sent"] == 2
+        again.cancel()
+        await asyncio.wait([again])
+
+
+def test_the_expiry_is_read_from_the_token(tmp_path: Path) -> None:
+    at = time.time() + 600
+    path = tmp_path / "token"
+    path.write_text(token("n", expires_at=at) + "\n")
+
+    assert read_token(path).expires_at == at
+    assert expiry_of("no.jwt.atall") is None
+    assert expiry_of("opaque") is None
+
+
+@pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00"])
+def test_an_invalid_token_is_not_sent(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+
+    with pytest.raises(OSError, match="contains no token"):
+        read_token(path)

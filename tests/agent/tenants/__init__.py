@@ -1,0 +1,1 @@
+"""Tests of who holds and uses a GPU."""

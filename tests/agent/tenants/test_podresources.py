@@ -1,0 +1,303 @@
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from grpc_tools import protoc
+
+from agent.tenants.podresources import (
+    Allocation,
+    DeviceClaim,
+    PodResourcesClient,
+    PodResourcesError,
+)
+from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from tests.files import ROOT
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(tmp_path / "kubelet.sock") as started:
+        yield started
+
+
+@pytest.fixture
+async def client(kubelet: FakeKubelet) -> AsyncIterator[PodResourcesClient]:
+    async with asking(kubelet.socket) as client:
+        yield client
+
+
+@asynccontextmanager
+async def asking(path: Path, *, deadline_seconds: float = 30) -> AsyncIterator[PodResourcesClient]:
+    client = PodResourcesClient(path, deadline_seconds=deadline_seconds)
+    try:
+        yield client
+    finally:
+        client.close()
+        await asyncio.sleep(0)  # a closed transport is released in the next loop iteration
+
+
+async def test_allocations_list_devices_and_shares_of_every_container(
+    kubelet: FakeKubelet, client: PodResourcesClient
+) -> None:
+    kubelet.pods = [
+        pod(
+            "trainer",
+            container("main", "GPU-1", "GPU-2"),
+            container("side", "GPU-3::1", resource="nvidia.com/gpu.shared"),
+            namespace="llm",
+        ),
+        pod("web", container("nginx")),
+    ]
+
+    held = await client.list()
+
+    assert [(one.namespace, one.pod, one.container) for one in held] == [
+        ("llm", "trainer", "main"),
+        ("llm", "trainer", "main"),
+        ("llm", "trainer", "side"),
+    ]
+    assert [one.device_id for one in held] == ["GPU-1", "GPU-2", "GPU-3::1"]
+
+
+async def test_a_resource_claim_has_the_names_of_its_device(
+    kubelet: FakeKubelet, client: PodResourcesClient
+) -> None:
+    claimed = container("main") | {
+        "dynamic_resources": [
+            {
+                "class_name": "",
+                "claim_name": "trainer-gpu",
+                "claim_namespace": "llm",
+                "claim_resources": [
+                    {
+                        "cdi_devices": [{"name": "k8s.gpu.nvidia.com/device=gpu-0"}],
+                        "driver_name": "gpu.nvidia.com",
+                        "pool_name": "node-a",
+                        "device_name": "gpu-0",
+                        "share_id": "a671734a",
+                    }
+                ],
+            }
+        ]
+    }
+    kubelet.pods = [pod("trainer", claimed, namespace="llm")]
+
+    held = await client.list()
+
+    assert held == (
+        Allocation(
+            namespace="llm",
+            pod="trainer",
+            container="main",
+            device_id="gpu-0",
+            claim=DeviceClaim(device="gpu-0", cdi_devices=("k8s.gpu.nvidia.com/device=gpu-0",)),
+        ),
+    )
+
+
+async def test_allocatable_lists_devices_and_shares_by_id(
+    kubelet: FakeKubelet, client: PodResourcesClient
+) -> None:
+    kubelet.allocatable = [
+        {"resource_name": "nvidia.com/gpu", "device_ids": ["GPU-1::0", "GPU-1::1"]},
+        {
+            "resource_name": "nvidia.com/gpu",
+            "device_ids": ["GPU-2::0"],
+            "topology": {"nodes": [{"ID": 0}, {"ID": 1}]},
+        },
+    ]
+
+    assert await client.allocatable() == ("GPU-1::0", "GPU-1::1", "GPU-2::0")
+
+
+async def test_a_missing_socket_names_the_directory_to_mount(tmp_path: Path) -> None:
+    client = PodResourcesClient(tmp_path / "absent.sock")
+
+    with pytest.raises(PodResourcesError, match=r"absent\.sock.*No such file.*mounted\?"):
+        await client.list()
+
+
+async def test_a_socket_without_server_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+    with pytest.raises(PodResourcesError, match=r"left\.sock.*refused.*is it restarting\?"):
+        await PodResourcesClient(path).list()
+
+
+async def test_a_restarted_kubelet_is_called_over_its_new_socket(
+    kubelet: FakeKubelet, client: PodResourcesClient
+) -> None:
+    kubelet.pods = [pod("first", container("main", "GPU-1"))]
+    await client.list()
+    kubelet.stop()
+    with pytest.raises(PodResourcesError):
+        await client.list()
+
+    kubelet.pods = [pod("second", container("main", "GPU-1"))]
+    kubelet.start()
+
+    assert [one.pod for one in await client.list()] == ["second"]
+
+
+async def test_a_call_without_answer_times_out_and_the_next_one_works(
+    kubelet: FakeKubelet,
+) -> None:
+    kubelet.before = kubelet.wait_until_released
+    async with asking(kubelet.socket, deadline_seconds=0.1) as client:
+        with pytest.raises(PodResourcesError, match=r"no answer in 0\.1 s"):
+            await client.list()
+
+    kubelet.released.set()
+    async with asking(kubelet.socket) as patient:
+        assert await patient.list() == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        pytest.param(grpc.StatusCode.UNIMPLEMENTED, "does not support the call", id="switched-off"),
+        pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "100 a second", id="rate-limit"),
+        pytest.param(grpc.StatusCode.INTERNAL, "internal: no", id="fault"),
+    ],
+)
+async def test_a_grpc_error_keeps_the_kubelets_message(
+    kubelet: FakeKubelet, client: PodResourcesClient, status: grpc.StatusCode, said: str
+) -> None:
+    kubelet.before = lambda context: context.abort(status, "no")
+
+    with pytest.raises(PodResourcesError, match=said):
+        await client.allocatable()
+
+    kubelet.before = lambda _: None
+    assert await client.allocatable() == ()
+
+
+async def test_an_answer_of_megabytes_is_decoded(
+    kubelet: FakeKubelet, client: PodResourcesClient
+) -> None:
+    kubelet.pods = [
+        pod(f"pod-{number:06}", container("main", f"GPU-{number}" * 20)) for number in range(20_000)
+    ]
+
+    held = await client.list()
+
+    assert len(held) == 20_000
+    assert held[-1].pod == "pod-019999"
+
+
+async def test_an_answer_above_the_size_limit_is_rejected(kubelet: FakeKubelet) -> None:
+    kubelet.pods = [pod("wide", container("main", "GPU-1" * 1_000))]
+    client = PodResourcesClient(kubelet.socket, deadline_seconds=30, max_answer_bytes=4_096)
+
+    with pytest.raises(PodResourcesError, match="must be at most 4096 bytes"):
+        await client.list()
+
+    kubelet.pods = []
+    assert await client.list() == ()
+    client.close()
+    await asyncio.sleep(0)
+
+
+def half_an_answer(connection: h2.connection.H2Connection, stream: int) -> None:
+    connection.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    connection.send_data(stream, struct.pack(">?I", False, 1_000) + b"only the start")
+
+
+def not_a_message(connection: h2.connection.H2Connection, stream: int) -> None:
+    connection.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    connection.send_data(stream, struct.pack(">?I", False, 4) + b"\xff\xff\xff\xff")
+    connection.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+
+
+def compressed(connection: h2.connection.H2Connection, stream: int) -> None:
+    connection.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    connection.send_data(stream, struct.pack(">?I", True, 4) + b"\x1f\x8b\x00\x00")
+    connection.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+
+
+def a_web_page(connection: h2.connection.H2Connection, stream: int) -> None:
+    connection.send_headers(stream, [(":status", "404"), ("content-type", "text/html")])
+    connection.send_data(stream, b"<html>", end_stream=True)
+
+
+def silence(connection: h2.connection.H2Connection, stream: int) -> None:
+    """Close the connection without an answer."""
+
+
+COMPLETE = (not_a_message, compressed, a_web_page)
+
+
+@contextmanager
+def one_answer(
+    path: Path, answer: Callable[[h2.connection.H2Connection, int], None]
+) -> Iterator[None]:
+    """Serve one HTTP/2 connection and send `answer` to its first request.
+
+    Then close: at once, or after the client has read a complete answer and closed.
+    """
+
+    def serve() -> None:
+        peer, _ = listening.accept()
+        with peer:
+            connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+            connection.initiate_connection()
+            peer.sendall(connection.data_to_send())
+            while True:
+                for event in connection.receive_data(peer.recv(65_536)):
+                    if isinstance(event, h2.events.StreamEnded):
+                        answer(connection, event.stream_id)
+                        peer.sendall(connection.data_to_send())
+                        while answer in COMPLETE and peer.recv(65_536):
+                            pass
+                        return
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join(10)
+
+
+@pytest.mark.parametrize("answer", [half_an_answer, not_a_message, compressed, a_web_page, silence])
+async def test_a_malformed_answer_is_a_clear_error(
+    tmp_path: Path, answer: Callable[[h2.connection.H2Connection, int], None]
+) -> None:
+    with one_answer(tmp_path / "kubelet.sock", answer):
+        async with asking(tmp_path / "kubelet.sock") as client:
+            with pytest.raises(PodResourcesError, match=r"cannot call the kubelet \(List"):
+                await client.list()
+
+
+async def test_a_kubelet_that_dies_during_a_call_is_a_clear_error(
+    kubelet: FakeKubelet, client: PodResourcesClient
+) -> None:
+    kubelet.before = lambda _: threading.Thread(target=kubelet.stop).start()
+
+    async def ask_until_it_is_gone() -> None:
+        while True:  # the server may still have sent its answer
+            await client.list()
+
+    with pytest.raises(PodResourcesError):
+        await ask_until_it_is_gone()
+
+
+def test_the_compiled_messages_match_the_proto_file(tmp_path: Path) -> None:
+    arguments = ["protoc", f"-I{ROOT}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    assert protoc.main([*arguments, "agent/tenants/podresources_v1.proto"]) == 0
+
+    for suffix in ("py", "pyi"):
+        name = f"agent/tenants/podresources_v1_pb2.{suffix}"
+        assert (ROOT / name).read_text() == (tmp_path / name).read_text()
