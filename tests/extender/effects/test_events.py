@@ -8,7 +8,13 @@ from typing_extensions import override
 
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
-from extender.effects.events import EventSettings, EventType, EventWriter, event_name
+from extender.effects.events import (
+    AnnotationWarnings,
+    EventSettings,
+    EventType,
+    EventWriter,
+    event_name,
+)
 from extender.kube.client import KubeClient
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.effects.waking import Recorder
@@ -47,6 +53,19 @@ async def writing(
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await client.close()
+
+
+@pytest.mark.parametrize("writes_events", [False, True])
+async def test_a_bad_annotation_is_reported_once_in_the_log_and_in_an_event_if_those_are_on(
+    kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, writes_events: bool
+) -> None:
+    async with writing(kube, tmp_path, is_running=False) as (writer, _):
+        warnings = AnnotationWarnings(writer, lambda: writes_events)
+        for _ in range(2):
+            warnings.warn(POD, PROBLEM)
+
+        assert writer.waiting == int(writes_events)
+    assert [line.getMessage() for line in caplog.records] == ["annotation cannot be used"]
 
 
 async def test_a_bad_annotation_becomes_a_warning_on_the_pod(

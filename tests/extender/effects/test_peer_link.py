@@ -5,7 +5,8 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NoReturn, cast
 
 import aiohttp
 import pytest
@@ -121,16 +122,26 @@ async def test_records_of_a_failed_message_are_sent_again(
     replica.answers = [answer]
     link.add(question("a"))
     await link.send()
-    is_answering = link.is_answering
     link.add(question("b"))
     await link.send()
     await link.send()
 
     assert replica.received() == [["a"], ["a"], ["b"]]
-    assert (is_answering, link.is_answering) == (False, True)
     assert {message.gap_at for message in replica.messages} == {1000.0}
     assert [message.mark for message in replica.messages] == [None, None, 1.0]
     assert replica.outcomes == ["failed", "taken", "taken"]
+
+
+async def test_a_replica_answers_from_its_first_answer_until_a_failure(
+    replica: Replica, link: PeerLink
+) -> None:
+    seen = [(link.is_untried, link.is_answering)]
+    for answers in ([(503, b"later")], [], [(503, b"later")]):
+        replica.answers = list(answers)
+        await link.send()
+        seen.append((link.is_untried, link.is_answering))
+
+    assert seen == [(True, False), (False, False), (False, True), (False, False)]
 
 
 async def test_refused_records_are_not_sent_again_and_leave_a_gap(
@@ -286,3 +297,32 @@ async def test_service_without_an_address_of_that_kind_cannot_be_looked_up() -> 
 
     with pytest.raises(OSError, match=r"\[::1\]:8888: "):
         await peers._addresses()
+
+
+class NoRoute:
+    """Session of a host that reaches no other."""
+
+    def post(self, *_: object, **__: object) -> NoReturn:
+        raise OSError("no route to host")
+
+
+@pytest.mark.looptime
+async def test_pauses_after_failures_double_up_to_a_limit_and_vary_by_half() -> None:
+    loop, failed_at = asyncio.get_running_loop(), list[float]()
+    link = PeerLink(
+        ("192.0.2.1", 8888),
+        cast("aiohttp.ClientSession", NoRoute()),
+        instance=OWN,
+        interval_seconds=INTERVAL_SECONDS,
+        monotonic=loop.time,
+        count=lambda _: failed_at.append(loop.time()),
+    )
+    task = asyncio.create_task(link.run())
+    await asyncio.sleep(100.0)
+    task.cancel()
+
+    longest = [min(0.1 * 2.0**failures, 5.0) for failures in range(1, len(failed_at))]
+    pauses = [later - before for before, later in pairwise(failed_at)]
+    shares = [pause / most for pause, most in zip(pauses, longest, strict=True)]
+    assert all(0.499 < share < 1.001 for share in shares)
+    assert max(shares) - min(shares) > 0.1

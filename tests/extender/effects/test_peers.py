@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -87,6 +88,8 @@ async def test_a_replica_that_sends_again_counts_by_its_last_message(
     await report("them", [])
 
     assert peers.peer_faults() == [frozenset()]
+    (received,) = peers._received.values()
+    assert (received.since, received.until) == (clock.now - 100.0, clock.now)
 
 
 async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, clock: Clock) -> None:
@@ -152,3 +155,36 @@ async def test_after_a_failure_every_replica_gets_a_message_again(
     await eventually(lambda: bodies)
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_a_failed_look_up_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    peers = Peers(settings.PeersSettings(), lambda _: None, Metrics())
+
+    async def fail() -> set[Address]:
+        raise OSError("no such name")
+
+    peers._addresses = fail  # type: ignore[method-assign]
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        for _ in range(2):
+            await peers._resolve(group, session)
+
+    assert [line.getMessage() for line in caplog.records] == ["cannot look up the replicas"]
+
+
+async def test_records_of_a_replica_that_leaves_before_its_first_message_are_lost(
+    clock: Clock,
+) -> None:
+    peers = Peers(settings.PeersSettings(), lambda _: None, Metrics(), monotonic=clock)
+    addresses: set[Address] = {("127.0.0.1", 1)}
+
+    async def look_up() -> set[Address]:
+        return set(addresses)
+
+    peers._addresses = look_up  # type: ignore[method-assign]
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        await peers._resolve(group, session)
+        clock.now += 10.0
+        addresses.clear()
+        await peers._resolve(group, session)
+
+    assert (peers.since, peers.until) == (clock.now, clock.now)

@@ -148,6 +148,8 @@ def test_a_wake_that_helped_ends_the_back_off_for_all_and_for_pods_alike() -> No
 
     assert planned.look(prospect("x", pods=(B,)), odd) == ["b on x"]
     assert planned.plan.helped == 1
+    planned.now += 2
+    assert planned.look(prospect("y", pods=(B,)), odd) == ["b on y"]
 
 
 def test_a_deleted_pod_was_not_helped_and_delays_no_other_pod() -> None:

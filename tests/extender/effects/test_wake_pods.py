@@ -170,6 +170,47 @@ async def test_a_pod_that_came_makes_room_for_no_other_and_helped(
     assert waking.helped == 1
 
 
+async def test_a_woken_pod_that_waits_for_something_else_was_not_helped(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world)
+    waking = each(client, world)
+    turn_idle(world, "y")
+    await waking.look()
+
+    waits(world, is_refused=False)
+    await waking.look()
+
+    assert (woken(kube), waking.helped) == (["p"], 0)
+
+
+def test_a_pod_is_woken_for_the_same_node_after_longer_and_longer_pauses() -> None:
+    plan, at = PodWakes(replace(QUICK, repeat_seconds=9.0)), list[int]()
+    for now in range(4 * 3600):
+        plan.note_waiting(["uid"], now, is_placed=lambda _: False, is_assumed=lambda _: False)
+        if plan.may_try("uid", "node", now):
+            plan.note_woken("uid", "node")
+            at.append(now)
+
+    apart = [after - before for before, after in pairwise(at)]
+    assert apart == [10, 19, 37, 73, 145, 289, 577, 1153, 2305, 3601, 3601]
+
+
+def test_a_wake_that_failed_is_tried_again_ever_more_slowly_until_one_succeeds() -> None:
+    plan = PodWakes(replace(QUICK, min_interval_seconds=2.0, max_interval_seconds=30.0))
+    failed_at = list[int]()
+    for now in range(200):
+        if plan.is_free(now):
+            plan.note_failed(now)
+            failed_at.append(now)
+    assert failed_at == [0, 2, 6, 14, 30, 60, 90, 120, 150, 180]
+
+    plan.note_woken("uid", "node")
+    plan.note_failed(210)
+
+    assert [plan.is_free(now) for now in (211, 212)] == [False, True]
+
+
 def test_a_node_to_which_no_pod_comes_is_tried_less_and_less_often() -> None:
     plan = PodWakes(replace(QUICK, min_interval_seconds=2.0, max_interval_seconds=30.0))
     uids = [f"uid-{number}" for number in range(20)]

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,8 +10,11 @@ from extender.core.nodes.inventory import NodeRecord, Taint
 from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import Hope
 from extender.effects.waker import build_waker, describe, own_namespace
+from extender.effects.waker_runner import WakerRunner
 from extender.kube.client import KubeClient
-from extender.settings.wake import WakeTarget
+from extender.runtime.supervision import Tasks
+from extender.settings.config import Settings
+from extender.settings.wake import Wake, WakeTarget
 from testkit.builders import GPU, pod_ref, request
 from testkit.fake_kube import FakeKube, eventually, refusal
 from testkit.world import World
@@ -246,3 +250,18 @@ async def test_the_setting_names_the_namespace_of_lease_and_object(world: World)
 
     assert recorder.asked[:2] == taken
     assert {*recorder.asked} == {*taken, changed}  # the Lease may have been renewed meanwhile
+
+
+async def test_pods_are_woken_while_the_setting_says_so(client: KubeClient, world: World) -> None:
+    off, on = (Settings(wake=Wake(enabled=enabled)) for enabled in (False, True))
+    seen: list[bool] = []
+    async with Tasks() as tasks:
+        runner = WakerRunner(client, world.placer, tasks, off)
+        runner.start()
+        for settings in (off, on, on, off):
+            await runner.adopt(settings)
+            names = {task.get_name() for task in asyncio.all_tasks()}
+            assert ("waker" in names) is (runner.waker is not None)
+            seen.append(runner.waker is not None)
+
+    assert seen == [False, True, True, False]
