@@ -33,7 +33,7 @@ class OutcomeAnswer(Answer):
         seconds: time for which it was watched.
         node: its node.
         choice: node of the first choice.
-        best: node with the least active GPUs, among the decision's 10 best nodes and the pod's own
+        best: node with the least active GPUs, among the 10 best of the decision and the pod's own
             node; no other node is watched.
         is_followed: whether the pod is on the first choice.
         is_shadow: whether the answer changed nothing, because of shadow mode.
