@@ -36,9 +36,7 @@ def ready(world: World) -> World:
     ],
     ids=["all goes on", "some is halted"],
 )
-def test_work_that_shows_no_result_any_more_is_named(
-    halted: dict[str, object], stopped: list[str]
-) -> None:
+def test_work_without_a_result_is_named(halted: dict[str, object], stopped: list[str]) -> None:
     settings = {**SETTINGS, **halted}
     with open_world(SPEC, settings=settings, scrape_seconds=1.0, refresh_seconds=1.0) as world:
         ready(world)

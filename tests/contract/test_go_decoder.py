@@ -120,7 +120,7 @@ def test_preempt_is_read_as_go_reads_it(go: GoDecoder, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
-def test_what_kube_scheduler_sends_is_read_alike(go: GoDecoder, path: Path) -> None:
+def test_requests_of_kube_scheduler_are_decoded_as_go_does(go: GoDecoder, path: Path) -> None:
     kind = PREEMPTION_ARGS if path.stem.startswith("preempt") else ARGS
     body = path.read_bytes()
 

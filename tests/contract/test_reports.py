@@ -53,7 +53,7 @@ def test_the_extender_understands_what_an_agent_of_that_release_says(folder: Pat
 
 
 @releases
-def test_what_a_later_agent_says_besides_is_passed_over(folder: Path) -> None:
+def test_additional_fields_of_a_later_agent_are_ignored(folder: Path) -> None:
     messages = frames((folder / STREAM).read_bytes())
     expected = json.loads((folder / MEANING).read_text())
 

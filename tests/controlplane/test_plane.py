@@ -80,7 +80,7 @@ async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node
         assert last_refusal(question["Pod"]["status"]) == message
 
 
-async def test_a_killed_scheduler_goes_on_once_it_is_started_again(
+async def test_a_killed_scheduler_continues_after_a_restart(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     scheduler = await start_scheduler(scheduler_config())

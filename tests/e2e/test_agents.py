@@ -99,7 +99,7 @@ async def test_agents_alone_are_enough(world: World, tmp_path: Path) -> None:
         await world.settled()  # with the pod on its GPU, as the agent reports
 
 
-async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_path: Path) -> None:
+async def test_if_one_source_fails_the_other_continues(world: World, tmp_path: Path) -> None:
     first, second = world.add("a-first"), world.add("b-second")
     async with tokens_of(world, tmp_path) as tokens:
         async with agents_on(world, tokens, first, second):

@@ -26,7 +26,7 @@ async def open_gates(world: World, item: Object) -> None:
     )
 
 
-async def test_a_gated_pod_is_not_asked_about_and_takes_nothing_until_it_is_let_go(
+async def test_a_gated_pod_causes_no_request_and_holds_nothing_until_its_gate_is_removed(
     world: World,
 ) -> None:
     first, second = world.add("first", 1), world.add("second", 1)

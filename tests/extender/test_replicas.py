@@ -111,7 +111,7 @@ async def test_burst_asked_alternately_is_spread() -> None:
     assert sorted(Counter(chosen).values()) == [1, 1, 2, 2]
 
 
-async def test_binding_ends_what_was_assumed_on_another_replicas_word() -> None:
+async def test_a_binding_ends_an_assumption_from_another_replicas_report() -> None:
     async with running(2) as (cluster, (asked, other)):
         pod = cluster.control.create_pod(pod_object("a"))
         node = await asked.choose(pod)
@@ -144,7 +144,7 @@ async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.M
         assert all(first.assumed(pod) for pod in pods)
 
 
-async def test_a_restarted_replica_receives_all_again_and_counts_from_then_on() -> None:
+async def test_a_restarted_replica_receives_all_records_again_and_counts_from_its_restart() -> None:
     async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1):
             await first.receive_all()

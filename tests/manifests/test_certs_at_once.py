@@ -119,7 +119,7 @@ async def test_several_at_once_make_one_ca_and_bring_in_another(jobs: Jobs) -> N
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["there is none yet", "it is there"])
-async def test_who_is_slower_overwrites_nothing(jobs: Jobs, *, is_there: bool) -> None:
+async def test_the_slower_run_overwrites_nothing(jobs: Jobs, *, is_there: bool) -> None:
     if is_there:
         await jobs.run(times=1)
     client = await KubeClient.connect(jobs.kubeconfig)
@@ -141,7 +141,7 @@ async def test_who_is_slower_overwrites_nothing(jobs: Jobs, *, is_there: bool) -
         await client.close()
 
 
-async def test_what_one_that_died_has_left_undone_is_done_by_the_next(jobs: Jobs) -> None:
+async def test_the_next_run_completes_the_work_of_a_dead_one(jobs: Jobs) -> None:
     await jobs.run(times=1)
     client = await KubeClient.connect(jobs.kubeconfig)
     try:
@@ -158,7 +158,7 @@ async def test_what_one_that_died_has_left_undone_is_done_by_the_next(jobs: Jobs
     assert held[SECRETS["extender"]]["ca.crt"].count(b"BEGIN") == 2
 
 
-async def test_who_comes_second_touches_nothing_until_the_first_lets_go(jobs: Jobs) -> None:
+async def test_a_second_run_writes_nothing_until_the_first_releases_the_lease(jobs: Jobs) -> None:
     collection, _, name = LEASE_PATH.rpartition("/")
     spec = {"holderIdentity": "the-first", "leaseDurationSeconds": 3600}
     lease = {

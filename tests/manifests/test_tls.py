@@ -192,7 +192,7 @@ async def test_no_pod_is_left_waiting_while_certificates_are_renewed_under_load(
     assert "/filter" not in scheduler.log.read_text()[logged:]
 
 
-async def test_both_sides_go_on_when_a_new_ca_is_brought_in_by_a_bundle_and_a_restart(
+async def test_both_sides_continue_during_a_ca_change_by_bundle_and_restart(
     shipped: RunningExtender, start_scheduler: StartScheduler
 ) -> None:
     await shipped.installation.admin.create_all([node(name) for name in "ab"])

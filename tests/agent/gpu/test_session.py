@@ -171,7 +171,7 @@ def test_a_card_that_is_lost_from_the_start_is_named_by_its_index(rig: Rig) -> N
     assert "fallen off the bus" in found.problem.text
 
 
-def test_a_card_that_is_not_listed_any_more_stays_with_its_problem(rig: Rig) -> None:
+def test_a_card_that_is_no_longer_listed_stays_with_its_problem(rig: Rig) -> None:
     rig.read()
     rig.backend.cards.pop(1)
 

@@ -55,7 +55,7 @@ def full_report() -> Report:
     )
 
 
-def test_what_was_written_is_read() -> None:
+def test_a_written_report_can_be_read() -> None:
     report = full_report()
 
     assert decode(encode(report)) == report

@@ -35,7 +35,9 @@ async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(
     assert guarded.count("admitted") == 1
 
 
-async def test_who_may_list_all_pods_sees_all_and_is_asked_about_once(guarded: GuardedApi) -> None:
+async def test_a_caller_who_may_list_all_pods_sees_all_after_a_single_review(
+    guarded: GuardedApi,
+) -> None:
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     client = await guarded.open()
 
@@ -43,7 +45,7 @@ async def test_who_may_list_all_pods_sees_all_and_is_asked_about_once(guarded: G
     assert guarded.reviewers.rights_asked == [("alice", "")]
 
 
-async def test_who_may_list_nothing_sees_that_there_are_pods_and_no_more(
+async def test_a_caller_without_rights_sees_only_that_pods_exist(
     guarded: GuardedApi,
 ) -> None:
     client = await guarded.open()
@@ -154,7 +156,7 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
 
 
-async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_more(
+async def test_rights_that_cannot_be_reviewed_stay_valid_for_a_limited_time(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "TOKEN_SECONDS", 3600.0)
@@ -170,7 +172,7 @@ async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_mor
     assert await shown(client) == ["another pod", "another pod"]
 
 
-async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(
+async def test_no_new_caller_is_admitted_while_the_api_server_does_not_answer(
     guarded: GuardedApi,
 ) -> None:
     guarded.reviewers.is_down = True
@@ -183,7 +185,7 @@ async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(
     assert guarded.count("unknown") == 1
 
 
-async def test_what_was_refused_is_not_asked_about_again_at_once(guarded: GuardedApi) -> None:
+async def test_a_refused_token_is_not_reviewed_again_at_once(guarded: GuardedApi) -> None:
     client = await guarded.open()
     stolen = {"Authorization": "Bearer stolen"}
 
@@ -196,7 +198,9 @@ async def test_what_was_refused_is_not_asked_about_again_at_once(guarded: Guarde
     assert guarded.reviewers.tokens_asked == ["stolen"] * 2
 
 
-async def test_what_turns_up_late_is_asked_about_before_it_is_shown(guarded: GuardedApi) -> None:
+async def test_rights_for_a_new_namespace_are_reviewed_before_its_pods_are_shown(
+    guarded: GuardedApi,
+) -> None:
     guarded.reviewers.rights["alice"] = {"green"}
     client = await guarded.open()
 
@@ -221,7 +225,7 @@ async def test_where_it_is_open_no_token_is_required(guarded: GuardedApi) -> Non
         pytest.param(("192.0.2.7", "2001:db8::/64"), 401, id="from-elsewhere"),
     ],
 )
-async def test_who_comes_from_the_api_servers_proxy_was_let_in_by_it(
+async def test_requests_from_the_api_servers_proxy_need_no_token(
     guarded: GuardedApi, proxies: tuple[str, ...], status: int
 ) -> None:
     client = await guarded.open(proxies=proxies)
@@ -276,7 +280,7 @@ async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads
         ),
     ],
 )
-async def test_what_is_no_good_token_is_not_kept(
+async def test_an_invalid_token_is_not_cached(
     guarded: GuardedApi, body: bytes, kind: str, status: int
 ) -> None:
     client = await guarded.open()

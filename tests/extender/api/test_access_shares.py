@@ -43,7 +43,7 @@ async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
     return [task.result() for task in tasks]
 
 
-async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
+async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 0.1)
@@ -60,7 +60,7 @@ async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
     assert await shown(client) == ["blue/a", "red/b"]  # known callers are not affected
 
 
-async def test_who_guesses_tokens_does_not_block_another_address(
+async def test_guessed_tokens_do_not_block_another_address(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 20.0)

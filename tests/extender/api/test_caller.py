@@ -143,7 +143,7 @@ async def test_rights_that_are_old_are_reviewed_again_though_no_namespace_has_co
     assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
 
 
-async def test_what_the_api_server_did_not_say_is_asked_again_though_no_namespace_has_come(
+async def test_a_failed_review_is_repeated_even_without_a_new_namespace(
     server: Server, caller: Caller
 ) -> None:
     await caller.renew()

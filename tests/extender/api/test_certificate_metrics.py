@@ -44,7 +44,7 @@ def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     assert days_left(certificate_ends(settings))["webhooks"] == before + 99
 
 
-def test_of_several_certificates_the_first_end_counts(tmp_path: Path) -> None:
+def test_the_earliest_expiry_of_several_certificates_counts(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     issue(old, days_ago=100)
     issue(new)
@@ -57,7 +57,7 @@ def test_of_several_certificates_the_first_end_counts(tmp_path: Path) -> None:
     assert certificate_ends(settings)["clients"] == first
 
 
-def test_what_is_not_there_or_not_used_is_left_out(tmp_path: Path) -> None:
+def test_missing_and_unused_certificates_are_left_out(tmp_path: Path) -> None:
     assert certificate_ends(Settings()) == {}
     gone = Agents(listen="127.0.0.1:9401", cert_file=tmp_path / "gone", key_file=tmp_path / "gone")
     assert certificate_ends(Settings(agents=gone)) == {}

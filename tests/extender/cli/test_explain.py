@@ -82,7 +82,7 @@ def test_several_decisions_are_explained_by_number_or_id(run: Run) -> None:
         ),
     ],
 )
-def test_of_several_the_others_are_shown_though_one_is_not_known(
+def test_an_unknown_pod_does_not_hide_the_other_explanations(
     run: Run, arguments: list[str], reported: str
 ) -> None:
     shown = run("explain", *arguments)

@@ -134,7 +134,7 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
         ),
     ],
 )
-def test_of_a_node_that_is_not_kept_it_is_said_what_is_known_and_why_not_more(
+def test_a_node_without_full_record_shows_its_known_data_and_the_reason(
     arguments: str, reported: str, status: int
 ) -> None:
     world = build_fleet()
@@ -238,7 +238,7 @@ train-
 
 
 @pytest.mark.parametrize("width", NARROW)
-def test_where_there_is_little_room_columns_move_together_and_names_are_folded_first(
+def test_in_a_narrow_terminal_gaps_shrink_and_names_are_folded_first(
     width: int,
 ) -> None:
     lines = render(["POD", "=TIME", ">FREE GiB"], ["team/train-012", "10:01:00", "80"], width)
@@ -246,7 +246,7 @@ def test_where_there_is_little_room_columns_move_together_and_names_are_folded_f
     assert lines == NARROW[width].strip("\n").splitlines()
 
 
-def test_where_there_is_none_nothing_is_cut_all_the_same() -> None:
+def test_even_without_room_no_cell_is_truncated() -> None:
     lines = render(["POD", "=TIME", ">FREE GiB"], ["team", "10:01:00", "1234567"], 12)
 
     assert Counter("".join(lines).replace(" ", "")) == Counter("PODTIMEFREEGiBteam10:01:001234567")

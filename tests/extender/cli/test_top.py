@@ -134,7 +134,7 @@ def test_no_more_is_shown_than_the_screen_has_lines() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_in_the_background_it_goes_on_writing(fleet: Changing, tmp_path: Path) -> None:
+def test_top_keeps_writing_in_the_background(fleet: Changing, tmp_path: Path) -> None:
     file = tmp_path / "looks"
     command = f"{sys.executable} -m extender.cli top --interval 0.2 --url {fleet.url}"
     # As an interactive shell runs a background job: setting the terminal stops it.

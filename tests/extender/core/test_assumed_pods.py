@@ -91,7 +91,7 @@ def test_tentative_pods_expire_and_firm_ones_do_not() -> None:
     assert counted(made) == {"node": ["firm"]}
 
 
-def test_a_dropped_pod_counts_no_more() -> None:
+def test_a_dropped_pod_no_longer_counts() -> None:
     made = ledger(assumption("a"))
 
     made.drop("a")

@@ -154,7 +154,7 @@ def gpu_labels(**labels: str) -> dict[str, str]:
         pytest.param(offering(vgpu=20), {"": 2}, 2, 10, True, id="virtual-by-name"),
     ],
 )
-def test_what_stands_behind_the_gpu_resource(
+def test_the_devices_behind_the_gpu_resource(
     node: NodeRecord, seen: dict[str, int], count: int, replicas: int, is_shared: bool
 ) -> None:
     (expected,) = expected_devices(node, seen)

@@ -105,7 +105,7 @@ def test_what_a_changed_recovery_action_means_is_a_setting() -> None:
     assert action(verdict(health, XID=154.0, RECOVERY_ACTION=0.0)) is EXCLUDE_NODE
 
 
-def test_an_xid_that_is_too_old_counts_no_more() -> None:
+def test_an_old_xid_no_longer_counts() -> None:
     assert action(verdict(is_recent=False, XID=79.0)) is IGNORE
 
 

@@ -29,5 +29,5 @@ def test_some_pieces_are_cut_as_if_each_were_taken_alone(
 
 
 @pytest.mark.parametrize("text", [b"", b"[", b"]", b"a,b", b"[a,b", b"a,b]"])
-def test_what_is_no_list_has_no_pieces(text: bytes) -> None:
+def test_text_that_is_not_a_list_has_no_items(text: bytes) -> None:
     assert JsonNameList.of(text, 0, len(text)) is None

@@ -34,7 +34,7 @@ def test_a_pod_that_is_not_mapped_yet_takes_one_of_the_free_devices() -> None:
     assert (landing.size[0], landing.taken[0], landing.needed[0]) == (2, 1, 1)
 
 
-def test_where_mapping_and_counts_disagree_any_device_may_be_landed_on() -> None:
+def test_any_device_may_be_landed_on_if_mapping_and_counts_disagree() -> None:
     landing = landing_on(node(gpu(used=1), gpu(), gpu(), gpu(), held=3, is_agreed=False))
 
     assert landing.devices[0].all()
@@ -45,7 +45,7 @@ def test_device_holders_that_leave_fewer_free_devices_than_the_count_are_ignored
     assert slots(node(gpu(used=1), gpu(used=1), gpu(), held=1), count=2) == [0, 1, 2]
 
 
-def test_where_everything_seems_held_any_device_may_be_the_one_that_is_given_back() -> None:
+def test_if_all_devices_seem_held_any_of_them_may_have_been_released() -> None:
     landing = landing_on(node(gpu(used=1), gpu(used=1), held=9))
 
     assert landing.devices[0].all()
@@ -207,7 +207,7 @@ UNMAPPED: dict[str, Any] = {"is_agreed": False, "is_presumed": True}
         ),
     ],
 )
-def test_of_devices_in_use_those_are_free_that_pods_have_just_left(
+def test_devices_in_use_that_pods_have_just_left_are_free(
     described: Node, expected: list[int]
 ) -> None:
     seen = count_freed(batch_of(described)).telemetry

@@ -85,7 +85,7 @@ def test_a_term_is_met_as_kubernetes_has_it(term: dict[str, Any], is_met: bool) 
     assert selects(having(term), NODE) is is_met
 
 
-def test_of_terms_one_is_enough_and_of_requirements_all_count() -> None:
+def test_one_term_is_enough_and_all_its_requirements_count() -> None:
     bad, good = labelled("disk", "In", "hdd"), labelled("disk", "In", "ssd")
     both = {"matchExpressions": bad["matchExpressions"] + good["matchExpressions"]}
 

@@ -112,7 +112,7 @@ def test_names_that_are_not_on_the_roll_do_not_pile_up() -> None:
         assert len(asked_of(node_index, [*NODES, *others]).names) == len(NODES) + MOST_STRANGERS
 
 
-def test_where_most_of_many_names_are_not_on_the_roll_they_stay_names() -> None:
+def test_names_stay_names_if_most_are_unknown_to_the_index() -> None:
     node_index = NodeIndex(NODES, {})
     others = tuple(f"other-{at:03}" for at in range(MOST_STRANGERS + 1))
 

@@ -89,7 +89,7 @@ def test_what_is_found_is_what_a_json_parser_reads(names: list[str], data: st.Da
         assert [known[at] for at in answer.places.tolist()] == json.loads(text)
 
 
-def test_where_too_many_are_not_known_they_are_to_be_read_otherwise() -> None:
+def test_lists_with_too_many_unknown_names_are_not_looked_up() -> None:
     table = table_of([f"node-{number:03}" for number in range(300)])
     others = [f"other-{number:03}" for number in range(MOST_STRANGERS + 1)]
 
@@ -178,7 +178,7 @@ def test_lists_that_go_would_not_write_so_are_not_found(text: bytes) -> None:
         ["node\n-a"],
     ],
 )
-def test_where_names_are_short_or_most_unlike_or_strange_there_is_no_table(
+def test_short_dissimilar_or_unusual_names_have_no_table(
     names: list[str],
 ) -> None:
     assert NameTable.of(names) is None

@@ -85,7 +85,7 @@ def test_a_busy_cheap_node_comes_after_an_idle_dear_one() -> None:
     assert ranked(world)[0] == "dear"
 
 
-def test_only_the_cheapest_of_the_nodes_that_would_do_passes_where_prices_are_strict() -> None:
+def test_with_strict_prices_only_the_cheapest_suitable_node_passes() -> None:
     world = priced(PriceMode.STRICT)
 
     assert ranked(world) == ["cheap", "odd"]  # the price of the last one is unknown

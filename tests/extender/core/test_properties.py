@@ -220,7 +220,7 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
 
 
 @given(nodes=fleet.fleets(), data=st.data())
-def test_what_was_worked_out_for_other_requests_makes_no_difference(
+def test_cached_results_of_other_requests_make_no_difference(
     nodes: dict[str, Node], data: st.DataObject
 ) -> None:
     """Another memory request shares a batch's cached results; other settings and counts do not."""

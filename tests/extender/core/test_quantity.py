@@ -58,7 +58,7 @@ NO_QUANTITIES: list[object] = [
 
 
 @pytest.mark.parametrize("text", NO_QUANTITIES)
-def test_what_is_no_quantity_is_refused_with_what_is_allowed(text: object) -> None:
+def test_an_invalid_quantity_is_refused_with_the_allowed_form(text: object) -> None:
     with pytest.raises(ValueError, match=r"is no quantity: must be .*Gi"):
         parse_quantity(text)
 

@@ -270,7 +270,7 @@ def test_a_misspelt_annotation_is_reported_with_the_known_names() -> None:
     assert parsed.request == wanted(parse(pod()))
 
 
-def test_what_we_write_ourselves_is_no_typo() -> None:
+def test_our_own_annotations_are_not_reported_as_unknown() -> None:
     assert annotated(state="idle", decision="node-1").problems == ()
 
 
@@ -398,7 +398,7 @@ def test_no_pod_of_any_shape_raises(raw: object) -> None:
     st.lists(st.integers(0, 8), max_size=4),
     st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=4),
 )
-def test_the_count_covers_every_moment_and_no_more(
+def test_the_count_is_the_maximum_over_all_moments(
     main: list[int], init: list[tuple[int, bool]]
 ) -> None:
     raw = pod(

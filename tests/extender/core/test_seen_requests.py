@@ -78,7 +78,7 @@ def test_a_large_change_is_published() -> None:
     assert EIGHT in table.publish()[GPU].kinds
 
 
-def test_requests_that_are_cleared_count_no_more() -> None:
+def test_cleared_requests_no_longer_count() -> None:
     table = table_of((EIGHT, 100))
     assert table.publish()
 

@@ -52,7 +52,7 @@ def zones_of(decision: Decision, fleet: dict[str, Node], rows: Any) -> Counter[s
     ],
     ids=["in-a-row", "few-of-one", "one-zone", "in-turns"],
 )
-def test_of_equal_nodes_as_many_are_named_of_each_zone(
+def test_equal_nodes_of_each_zone_are_listed_in_equal_numbers(
     zones: str, expected: dict[str, int]
 ) -> None:
     fleet = fleet_of(zones)

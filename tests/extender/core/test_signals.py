@@ -365,7 +365,7 @@ def test_foreign_use_counts_where_no_pod_is_and_not_for_ever() -> None:
         ),
     ],
 )
-def test_a_pause_of_foreign_use_makes_a_device_no_more_idle_than_one_of_a_tenants(
+def test_a_pause_of_foreign_use_counts_like_a_pause_of_a_tenant(
     changes: dict[str, Any], expected: float
 ) -> None:
     seen = {"recent_mean": np.array([0.45]), "recent_count": np.array([9]), **changes}
@@ -462,7 +462,7 @@ def test_a_withdrawn_device_that_is_known_speaks_not_against_its_siblings(
     assert estimated(one_unknown).penalty.tolist()[1:] == [0.5, 0.5]
 
 
-def test_what_is_broken_or_lost_or_stale_beside_fresh_siblings_is_out() -> None:
+def test_broken_lost_and_stale_devices_among_fresh_siblings_are_out() -> None:
     seen = evidence(
         5,
         columns=reading(5, ROW_REMAP_FAILURE=[1.0, 0.0, 0.0, 0.0, 0.0]),

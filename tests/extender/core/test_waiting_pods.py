@@ -100,7 +100,7 @@ def test_other_settings_are_read_by_at_once() -> None:
     assert other.strategy is Strategy.SPREAD
 
 
-def test_what_is_remembered_has_an_end() -> None:
+def test_the_cache_is_bounded() -> None:
     requests, record = WaitingRequests(), record_of(pod("p"))
     first = requests.read(record, POLICY)
     for number in range(REMEMBERED):

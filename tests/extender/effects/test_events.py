@@ -194,7 +194,7 @@ async def test_one_pod_cannot_flood(kube: FakeKube, tmp_path: Path) -> None:
         assert writer.counts.dropped == 6
 
 
-async def test_what_is_remembered_is_bounded(kube: FakeKube, tmp_path: Path) -> None:
+async def test_the_memory_of_events_is_bounded(kube: FakeKube, tmp_path: Path) -> None:
     settings = EventSettings(remembered=5, per_pod=2)
     async with writing(kube, tmp_path, settings, is_running=False) as (writer, _):
         for number in range(100):

@@ -157,7 +157,7 @@ async def test_refused_records_are_not_sent_again_and_leave_a_gap(
     assert [message.gap_at for message in replica.messages] == [1000.0, 1010.0]
 
 
-async def test_restarted_replica_relies_only_on_what_comes_from_then_on(
+async def test_a_restarted_replica_relies_only_on_later_messages(
     replica: Replica, link: PeerLink
 ) -> None:
     await link.send()
@@ -171,7 +171,9 @@ async def test_restarted_replica_relies_only_on_what_comes_from_then_on(
     assert [message.to for message in replica.messages] == ["", "them", "them-again"]
 
 
-async def test_the_own_address_receives_no_more_messages(replica: Replica, link: PeerLink) -> None:
+async def test_the_own_address_receives_no_further_messages(
+    replica: Replica, link: PeerLink
+) -> None:
     replica.instance = OWN
     await link.send()
     link.add(question("a"))

@@ -101,7 +101,7 @@ async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, cl
     assert peers.peer_faults() == []
 
 
-async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
+async def test_a_delayed_record_counts_from_the_time_of_its_request(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
     taken: list[AnsweredQuestion] = []

@@ -77,7 +77,7 @@ async def test_the_event_shows_the_fullest_of_different_cards() -> None:
     assert describe(bind(world, "n")).endswith(", 50 GiB free each")
 
 
-async def test_of_a_single_card_it_says_nothing_of_each() -> None:
+async def test_an_event_about_a_single_card_does_not_say_each() -> None:
     world = World()
     world.add({"n": [Gpu(used_gib=10.0)]})
     await decide(world, "n", gpus=1)
@@ -85,7 +85,7 @@ async def test_of_a_single_card_it_says_nothing_of_each() -> None:
     assert describe(bind(world, "n")).endswith(", 70 GiB free")
 
 
-async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) -> None:
+async def test_an_event_states_that_kube_scheduler_chose_another_node(placed: World) -> None:
     await decide(placed, "node-7", "node-8")
     first = placed.history.last_of("uid-p")
     assert first is not None
@@ -123,7 +123,7 @@ async def test_whether_the_pod_gets_the_gpus_that_it_named(
     assert describe(bind(placed, "node-7")).endswith(f", {text}")
 
 
-async def test_nothing_is_promised_of_gpus_without_an_index() -> None:
+async def test_an_event_promises_no_gpus_without_an_index() -> None:
     world = World()
     world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1, target="dark::0")

@@ -155,7 +155,7 @@ async def test_a_check_examines_a_limited_number_of_requests(
     assert len(set(asked)) == 3 * MAX_NEEDS
 
 
-async def test_pods_that_are_woken_in_vain_again_and_again_keep_no_other_waiting(
+async def test_pods_that_are_woken_repeatedly_without_effect_delay_no_other_pod(
     kube: FakeKube, client: KubeClient
 ) -> None:
     # Each of them has an idle node, and kube-scheduler never binds them, for example for lack of

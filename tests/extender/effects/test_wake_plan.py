@@ -62,11 +62,11 @@ class Planned:
         self.waiting -= {pod.uid for pod in pods}
 
 
-def test_a_pod_that_a_node_would_do_for_is_woken_for_the_best_one() -> None:
+def test_a_pod_with_suitable_nodes_is_woken_for_the_best_one() -> None:
     assert Planned().look(prospect("good", "fair")) == ["a on good"]
 
 
-def test_pods_that_no_node_would_do_for_are_no_reason() -> None:
+def test_pods_without_a_suitable_node_cause_no_wake() -> None:
     assert Planned().look(prospect()) == []
 
 
@@ -90,7 +90,7 @@ def test_the_same_pod_is_not_woken_for_the_same_nodes_again_for_longer_and_longe
     assert MAX_REPEAT_SECONDS == 300
 
 
-def test_a_node_that_would_do_in_every_other_reading_alone_wakes_no_more_often() -> None:
+def test_a_node_that_is_suitable_in_every_other_reading_causes_no_further_wakes() -> None:
     planned, woken = Planned(), 0
     for number in range(3600):
         nodes = ("x",) if number % 2 else ()
@@ -107,7 +107,7 @@ def test_another_node_is_news_at_once() -> None:
     assert planned.look(prospect("x", "y")) == ["a on y"]
 
 
-def test_what_was_long_ago_counts_no_more() -> None:
+def test_useless_wakes_of_long_ago_are_forgotten() -> None:
     planned = Planned()
     planned.wakes(100, prospect("x"))
     planned.now += 1000
@@ -228,7 +228,7 @@ def test_a_wake_that_failed_is_tried_again_ever_more_slowly() -> None:
     assert failures == [0, 2, 6, 14, 30, 60, 90, 120, 150, 180]
 
 
-def test_what_is_remembered_goes_with_the_pods() -> None:
+def test_the_history_of_a_pod_is_removed_with_the_pod() -> None:
     planned = Planned(PACE, *(pod_ref(str(number)) for number in range(100)))
     planned.look(prospect("x", pods=tuple(pod_ref(str(number)) for number in range(100))))
     assert planned.plan._pods

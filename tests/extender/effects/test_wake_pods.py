@@ -308,7 +308,7 @@ async def test_without_the_right_the_log_says_so_and_the_room_stays_free(
     assert woken(kube) == ["p", "p"]
 
 
-async def test_a_replica_that_does_not_lead_any_more_wakes_no_pod(
+async def test_a_replica_that_is_no_longer_elected_wakes_no_pod(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     waits(world)
@@ -328,7 +328,7 @@ def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
     assert looks == [[], ["x"], ["y"], ["y"]]
 
 
-def test_what_no_pod_needs_is_forgotten() -> None:
+def test_requirements_without_a_waiting_pod_are_forgotten() -> None:
     plan = PodWakes(replace(QUICK, confirmations=2))
     plan.confirm("need", ["x"], 0.0)
 

@@ -103,7 +103,7 @@ async def test_a_fault_of_ours_is_counted_and_ends_nothing(
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_who_does_not_lead_writes_nothing_and_asks_nothing(
+async def test_a_replica_that_is_not_elected_sends_no_requests(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     waits(world)

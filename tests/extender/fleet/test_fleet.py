@@ -310,7 +310,7 @@ def test_a_nominated_pod_is_firm_until_it_is_bound() -> None:
     [{}, {"phase": PodPhase.FAILED}, {"node": "other"}, {"is_unscheduled": True}],
     ids=["nomination-cleared", "ended", "bound-elsewhere", "unschedulable"],
 )
-def test_a_pod_counts_no_more_without_its_nomination(changes: dict[str, Any]) -> None:
+def test_a_pod_no_longer_counts_without_its_nomination(changes: dict[str, Any]) -> None:
     made = one_node()
     made.fleet.apply_pod(pending(nominated_node="node"))
 
@@ -319,7 +319,7 @@ def test_a_pod_counts_no_more_without_its_nomination(changes: dict[str, Any]) ->
     assert assumed(made) == {}
 
 
-def test_a_nominated_pod_that_is_deleted_counts_no_more() -> None:
+def test_a_deleted_nominated_pod_no_longer_counts() -> None:
     made = one_node()
     made.fleet.apply_pod(pending(nominated_node="node"))
 

@@ -40,7 +40,7 @@ def test_a_reading_that_is_stale_counts_neither_as_busy_nor_as_seen(freshness: f
     assert found == pytest.approx([0.2, (0.2 + 0.9 + 0.9) / 3])
 
 
-def test_of_a_device_that_is_never_read_freshly_nothing_is_known() -> None:
+def test_the_activity_of_a_device_without_fresh_readings_is_unknown() -> None:
     stale = seen(0.9, 0.9, freshness=(0.99, 1.0))
 
     assert np.isnan(means(stale, stale)).tolist() == [True, False]

@@ -84,7 +84,7 @@ async def test_more_than_an_hour_is_asked_of_prometheus(
     assert found["samples"] == pytest.approx(121, abs=2)
 
 
-async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is_said(
+async def test_without_prometheus_the_last_hour_counts_with_a_note(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     plots = FakePlots(world, error="cannot query Prometheus: HTTP 503")
@@ -141,7 +141,7 @@ async def test_a_span_of_our_own_memory_is_taken_as_it_is(
     assert (answer["over_seconds"], reported.asked) == (1000.0, [])
 
 
-async def test_who_asks_for_too_much_at_once_is_reported_so_and_others_are_answered(
+async def test_a_caller_with_too_many_requests_is_refused_and_others_are_answered(
     world: World,
     reported: FakePlots,
     aiohttp_client: MakeClient,

@@ -122,7 +122,7 @@ def test_a_card_that_is_always_busy_is_never_given_more_or_as_many(
 
 
 @given(st.lists(st.none() | ratios, min_size=1, max_size=40), st.floats(0.01, 1.0))
-def test_a_quantile_is_a_value_that_so_many_do_not_exceed(
+def test_a_quantile_is_a_value_that_this_share_does_not_exceed(
     values: list[float | None], quantile: float
 ) -> None:
     known = sorted(value for value in values if value is not None)

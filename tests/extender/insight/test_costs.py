@@ -61,7 +61,7 @@ async def test_costs_are_summed_by_owner_and_what_costs_most_for_nothing_comes_f
     assert (answer["total"], answer["hidden_pods"]) == (2, 0)
 
 
-async def test_each_way_of_summing_comes_to_the_same(client: Client) -> None:
+async def test_each_grouping_has_the_same_total(client: Client) -> None:
     by_pod, by_owner, by_namespace = [
         await get(client, "/v1/costs", by=by) for by in ("pod", "owner", "namespace")
     ]
@@ -121,7 +121,7 @@ async def test_the_first_of_very_many_are_found_in_steps() -> None:
     assert next(turns) >= 5
 
 
-async def test_of_others_nothing_is_reported_and_nothing_is_in_a_sum(
+async def test_pods_of_others_are_neither_listed_nor_summed(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))

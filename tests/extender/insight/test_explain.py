@@ -131,7 +131,7 @@ async def test_pods_assumed_on_a_shared_device_are_counted_on_it(
     assert (node["assumed"], node["devices"][0]["assumed"]) == (2, 2)
 
 
-async def test_what_is_not_kept_in_full_is_said_and_still_there(
+async def test_nodes_without_full_record_are_counted_and_listed(
     world: World, client: Client
 ) -> None:
     world.placer.detailed = 1
@@ -157,7 +157,7 @@ async def test_what_is_not_kept_in_full_is_said_and_still_there(
         ("gone", "unknown", None, None),
     ],
 )
-async def test_of_any_node_it_says_what_is_known_and_why_not_more(
+async def test_any_node_shows_its_known_data_and_the_reason_for_gaps(
     world: World,
     client: Client,
     node: str,
@@ -216,7 +216,7 @@ async def test_a_pod_that_we_were_never_asked_about_still_says_what_it_waits_for
     assert answer["pending"]["by_scheduler"] == [{"count": 9, "reason": "Insufficient x"}]
 
 
-async def test_of_a_bound_pod_without_a_decision_it_says_where_it_is(client: Client) -> None:
+async def test_a_bound_pod_without_a_decision_shows_its_node(client: Client) -> None:
     answer = await get(client, "/v1/explain", pod="tenant")
 
     assert (answer["state"], answer["bound_node"]) == ("bound", "busy")
@@ -257,7 +257,7 @@ def _renamed(world: World, uid: str, name: str) -> Any:
         ({"uid": "a"}, 400, "is no parameter of this path: use id, limit, node, number, pod"),
     ],
 )
-async def test_what_cannot_be_explained_says_why(
+async def test_a_missing_explanation_states_the_reason(
     client: Client, query: dict[str, str], status: int, words: str
 ) -> None:
     assert words in (await get(client, "/v1/explain", status, **query))["error"]
@@ -419,7 +419,7 @@ async def test_what_is_no_gpu_pod_is_refused(
     assert words in (await foresee(client, body, status))["error"]
 
 
-async def test_where_nothing_would_do_that_is_said(client: Client) -> None:
+async def test_an_explanation_states_that_no_node_is_suitable(client: Client) -> None:
     answer = await foresee(client, pod("p", gpus=4))
 
     assert (answer["state"], answer["decision"]["node"], answer["nodes"]) == (

@@ -43,7 +43,7 @@ async def test_a_pod_that_another_replica_decided_about_is_explained(client: Cli
     assert answer["nodes"][0]["parts"]
 
 
-async def test_of_one_node_the_replica_that_decided_says_what_it_knows(client: Client) -> None:
+async def test_the_replica_that_decided_reports_its_record_of_one_node(client: Client) -> None:
     answer = await get(client, "/v1/explain", pod="theirs", node="b")
 
     assert (answer["asked_node"]["kept"], answer["asked_node"]["rank"]) == ("in-full", 1)

@@ -159,7 +159,7 @@ async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
     assert orjson.loads(await decided._written(record)).items() >= whole.items()
 
 
-async def test_what_another_replica_says_of_many_nodes_is_not_read_but_handed_on(
+async def test_long_fields_of_another_replica_are_forwarded_undecoded(
     world: World,
     record: DecisionRecord,
     aiohttp_client: MakeClient,
@@ -230,7 +230,7 @@ def test_what_is_written_in_pieces_is_what_would_be_written_at_once(
     assert b"".join(write_in_pieces(document, write_json_in_full)) == whole
 
 
-def test_what_is_json_already_goes_as_it_is() -> None:
+def test_encoded_json_is_copied_unchanged() -> None:
     document: Json = {
         "a": 1,
         "list": msgspec.Raw(b"[" + b"7," * (1 << 18) + b"8]"),

@@ -67,7 +67,7 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(world: World, client: 
         pytest.param(None, None, "memory unknown", id="nothing-known"),
     ],
 )
-async def test_why_it_is_idle_says_what_was_seen_and_no_more(
+async def test_the_reason_for_idleness_states_only_observations(
     world: World,
     client: Client,
     processes: float | None,
@@ -119,9 +119,7 @@ async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
     assert holder["is_at_least"] is False
 
 
-async def test_what_ran_between_two_sweeps_is_seen_in_the_mean(
-    world: World, client: Client
-) -> None:
+async def test_activity_between_two_sweeps_shows_in_the_mean(world: World, client: Client) -> None:
     resting = {"n": [card("team/nb")]}
     world.add(resting)
     world.hold("nb", "n", 1)

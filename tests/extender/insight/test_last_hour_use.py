@@ -49,7 +49,7 @@ async def test_what_was_seen_before_the_start_counts(world: World, client: Clien
     assert "for 5 h" in holder["why"]
 
 
-async def test_where_the_past_is_unknown_it_says_at_least(world: World, client: Client) -> None:
+async def test_an_unknown_past_gives_a_lower_bound(world: World, client: Client) -> None:
     learn(world, 6 * HOUR, 6 * HOUR, is_guess=True)
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]

@@ -195,7 +195,7 @@ def test_a_recreated_pod_is_judged_by_the_gpus_that_it_got_not_its_predecessor()
     assert outcome.got == pytest.approx(0.8)
 
 
-def test_of_a_pod_that_ended_soon_it_is_not_known_where_it_was() -> None:
+def test_the_gpus_of_a_pod_that_ended_soon_are_unknown() -> None:
     part = Watched(cards=2)
     part.live(AFTER / PIECES - 60)
     pod = part.place("a", "node-1")
@@ -263,7 +263,7 @@ def test_as_many_pods_are_watched_and_kept_as_are_set() -> None:
     assert len(part.watch.outcomes) == 2
 
 
-def test_of_a_burst_only_the_first_are_looked_into() -> None:
+def test_only_the_first_pods_of_a_burst_are_watched() -> None:
     part = Watched(pods=2 * MAX_WAITING)
     part.world.place("a")
     record = next(iter(part.world.history))
@@ -280,7 +280,7 @@ def test_of_a_burst_only_the_first_are_looked_into() -> None:
     assert list(part.watch._watched) == [ref.uid for ref in refs[:MAX_WAITING]]
 
 
-def test_of_nodes_that_turned_out_alike_the_pods_own_counts_as_best_and_then_the_first() -> None:
+def test_among_equal_nodes_the_pods_own_counts_as_best_then_the_first() -> None:
     part = Watched()
     part.place("a", "node-1")
     part.place("b", "node-2")

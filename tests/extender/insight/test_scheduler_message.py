@@ -53,7 +53,7 @@ def test_older_schedulers_say_nothing_of_claims() -> None:
 @pytest.mark.parametrize(
     "message", ["", "scheduling is blocked", "0/x nodes are available: 1 a.", "9 Insufficient cpu"]
 )
-def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
+def test_text_that_is_not_a_count_is_kept_unchanged(message: str) -> None:
     reported = read_message(message)
 
     assert (reported.nodes, reported.by_scheduler, reported.by_us, reported.rest) == (
@@ -101,14 +101,14 @@ def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
         ("something of tomorrow", "describe pod"),
     ],
 )
-def test_what_would_help_is_said_of_each_reason(reason: str, words: str) -> None:
+def test_each_reason_has_a_hint(reason: str, words: str) -> None:
     (hint,) = hints([CountedReason(count=3, reason=reason)])
 
     assert hint.startswith(f"3 {reason}: ")
     assert words in hint.removeprefix(f"3 {reason}: ")
 
 
-def test_what_holds_back_every_node_has_no_count_and_is_still_reported_with_what_helps() -> None:
+def test_a_reason_that_rules_out_every_node_has_no_count_but_a_hint() -> None:
     reported = read_message(
         "0/9 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: "
         "0/9 nodes are available: 9 Preemption is not helpful for scheduling."

@@ -39,7 +39,7 @@ async def test_who_asks_at_the_same_time_or_soon_after_gets_the_same(maker: Make
     assert await maker.shared.get("a", maker.make) == 1
 
 
-async def test_what_is_old_or_was_asked_otherwise_is_made_again(maker: Maker) -> None:
+async def test_an_old_result_or_another_key_is_computed_again(maker: Maker) -> None:
     assert await maker.shared.get("a", maker.make) == 1
     assert await maker.shared.get("b", maker.make) == 2
     maker.now += 5

@@ -22,7 +22,7 @@ def of_terms(terms: list[dict[str, object]]) -> dict[str, object]:
     return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
 
 
-def test_of_very_many_requirements_none_is_judged() -> None:
+def test_very_many_requirements_are_not_evaluated() -> None:
     selector = {f"label-{at}": "x" for at in range(MANY)}
     exists = affinity(*selector)
 
@@ -72,7 +72,7 @@ REQUIREMENT = {"key": "zone", "operator": "In", "values": ["b"]}
         ),
     ],
 )
-def test_what_says_more_of_its_nodes_than_is_read_is_not_judged(
+def test_a_selection_beyond_the_size_limit_is_not_evaluated(
     spec: dict[str, object], unjudged: str
 ) -> None:
     asked = read_requested_selection({"spec": spec})

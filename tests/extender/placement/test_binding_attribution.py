@@ -89,7 +89,7 @@ def test_a_pod_is_left_out_if_reports_since_its_answer_are_lost() -> None:
     assert (replica.counted, len(replica.attribution)) == (0, 0)
 
 
-def test_of_too_many_pods_the_latest_wait() -> None:
+def test_if_too_many_pods_wait_the_latest_are_kept() -> None:
     replica = Replica()
     choice = Choice(number=0, at=replica.world.now, verb=PRIORITIZE, best="node-0")
     for number in range(MAX_BOUND + 1):

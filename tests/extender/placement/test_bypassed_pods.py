@@ -256,7 +256,7 @@ def test_scores_that_are_never_asked_for_are_counted(part: Part) -> None:
     assert part.counted("not-scored") == 1
 
 
-def test_where_scores_are_asked_for_a_pod_without_them_is_none_to_count(part: Part) -> None:
+def test_a_pod_without_scores_does_not_count_if_prioritize_is_called(part: Part) -> None:
     part.ask("other", PRIORITIZE, choices=2)
     part.create(part.pod())
     part.ask(choices=2)

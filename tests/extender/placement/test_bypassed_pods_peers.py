@@ -120,7 +120,7 @@ def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
-def test_what_a_dead_replica_was_asked_accuses_no_pod(truth: Truth, *, is_replaced: bool) -> None:
+def test_requests_to_a_dead_replica_leave_pods_unjudged(truth: Truth, *, is_replaced: bool) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     truth.talk()
@@ -155,7 +155,7 @@ def test_after_a_replica_is_gone_the_others_judge_new_pods(
     assert results(near) == [(["p"], 0)]
 
 
-def test_what_a_replica_was_asked_before_its_first_message_accuses_no_pod(truth: Truth) -> None:
+def test_requests_before_a_replicas_first_message_leave_pods_unjudged(truth: Truth) -> None:
     (near,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     truth.talk()
@@ -182,7 +182,7 @@ def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Tru
     assert results(near) == [([], 1)]
 
 
-def test_replica_that_is_asked_still_when_it_has_no_address_any_more_is_waited_for(
+def test_a_replica_that_still_gets_requests_after_its_address_was_removed_is_waited_for(
     truth: Truth,
 ) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
@@ -234,7 +234,7 @@ def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
     assert results(again) == [([], 0)]
 
 
-def test_what_a_replica_could_not_report_for_too_long_accuses_no_pod(truth: Truth) -> None:
+def test_a_replica_that_cannot_report_for_too_long_leaves_pods_unjudged(truth: Truth) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()

@@ -95,7 +95,7 @@ def test_heat_without_a_source_is_unknown(world: World) -> None:
     assert "temperature" not in first.signals
 
 
-def test_what_speaks_against_a_devices_health_has_source_and_age(world: World) -> None:
+def test_a_sign_of_ill_health_has_source_and_age(world: World) -> None:
     agents = Agents(world)
     world.card().values[Signal.ROW_REMAP_PENDING] = 1.0
     world.read(measured_at=world.clock.now - 40.0)
@@ -121,7 +121,7 @@ def test_a_sibling_that_is_to_blame_has_a_source(world: World) -> None:
     assert first.signals["health"] == second.signals["health"] == ReportedSignal("prometheus", 10.0)
 
 
-def test_what_no_reading_shows_has_no_source(world: World) -> None:
+def test_a_sign_that_no_reading_shows_has_no_source(world: World) -> None:
     world.add_node("node", 2, allocatable={"nvidia.com/gpu": 1}, capacity={"nvidia.com/gpu": 2})
     world.read()
 

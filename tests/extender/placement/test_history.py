@@ -92,7 +92,7 @@ def test_only_the_last_ones_are_remembered() -> None:
     assert history.last_of("uid-a") is next(iter(history))
 
 
-def test_where_the_pods_are_is_known_of_those_that_are_remembered() -> None:
+def test_the_nodes_of_remembered_pods_are_known() -> None:
     history = DecisionHistory(2)
     namespaces = []
     for namespace in ("one", "two", "two", "three"):
@@ -129,7 +129,7 @@ def test_a_pod_that_was_never_asked_about_has_no_record() -> None:
     assert DecisionHistory(10).note_bound("uid-a", "node-a") is None
 
 
-def test_what_was_chosen_for_a_pod_is_known_once_though_the_decision_is_forgotten() -> None:
+def test_the_choice_for_a_pod_is_returned_once_even_if_its_decision_was_dropped() -> None:
     history = DecisionHistory(1)
     first = remember(history, "a", best="node-a")
     remember(history, "b")
@@ -141,7 +141,7 @@ def test_what_was_chosen_for_a_pod_is_known_once_though_the_decision_is_forgotte
     assert history.take_choice("uid-a") is None
 
 
-def test_of_pods_that_are_never_bound_only_so_many_choices_are_remembered() -> None:
+def test_the_number_of_choices_for_unbound_pods_is_bounded() -> None:
     history = DecisionHistory(1)
     record = remember(history, "a")
     for number in range(MAX_CHOICES + 1):
@@ -152,7 +152,7 @@ def test_of_pods_that_are_never_bound_only_so_many_choices_are_remembered() -> N
     assert history.take_choice("uid-more-1") is not None
 
 
-def test_old_decisions_let_go_of_their_snapshots() -> None:
+def test_old_decisions_release_their_snapshots() -> None:
     history = DecisionHistory(1000)
     records = [remember(history, str(number)) for number in range(EXPLAINABLE + 5)]
 
@@ -163,7 +163,7 @@ def test_old_decisions_let_go_of_their_snapshots() -> None:
     assert found == [("node-a", False), ("node-z", True)]
 
 
-def test_decisions_let_go_of_their_snapshots_after_a_while() -> None:
+def test_decisions_release_their_snapshots_after_some_time() -> None:
     history = DecisionHistory(1000)
     old = remember(history, "a")
     remember(history, "b", at=NOW + EXPLAINABLE_SECONDS)

@@ -159,7 +159,7 @@ def pending(name: str = "a", **changes: Any) -> PodRecord:
     return replace(described, **changes)
 
 
-def test_a_tentative_pod_that_is_reported_unschedulable_counts_no_more() -> None:
+def test_a_tentative_pod_no_longer_counts_once_reported_unschedulable() -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(pending())
     world.place("a")
@@ -169,7 +169,7 @@ def test_a_tentative_pod_that_is_reported_unschedulable_counts_no_more() -> None
     assert on(world) == {}
 
 
-def test_what_was_said_of_an_earlier_attempt_says_nothing_of_this_one() -> None:
+def test_the_message_of_an_earlier_attempt_does_not_end_this_assumption() -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(pending(is_unscheduled=True))
     node = world.place("a")
@@ -183,7 +183,7 @@ def said(message: str) -> PodRecord:
     return pending(is_unscheduled=True, message=message)
 
 
-def test_a_pod_that_is_tried_again_and_reported_unschedulable_again_counts_no_more() -> None:
+def test_a_retried_pod_no_longer_counts_once_reported_unschedulable_again() -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(said("0/2 nodes are available: 2 too few GPUs"))
     world.place("a", request(last_refusal="0/2 nodes are available: 2 too few GPUs"))
@@ -205,7 +205,7 @@ def test_a_late_event_of_the_attempt_before_does_not_count(known: PodRecord) -> 
     assert on(world) == {}
 
 
-def test_a_tentative_pod_that_is_deleted_counts_no_more() -> None:
+def test_a_deleted_tentative_pod_no_longer_counts() -> None:
     world = time_sliced(1)
     world.fleet.apply_pod(pending())
     world.place("a")
@@ -377,7 +377,7 @@ def test_an_answer_that_was_explained_in_full_is_left_alone() -> None:
     assert record.evidence is evidence
 
 
-def test_where_few_nodes_pass_some_that_were_refused_are_remembered_in_full_too() -> None:
+def test_if_few_nodes_pass_some_refused_ones_are_recorded_in_full() -> None:
     """One node for each reason comes before a second one for the same reason."""
     world = World()
     for name in ("broken-1", "broken-2", "busy-1", "busy-2", "idle"):

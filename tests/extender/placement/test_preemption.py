@@ -88,7 +88,7 @@ def test_no_pod_is_evicted_beside_a_free_gpu_that_is_busy(is_mapped: bool) -> No
     assert not accepts(world, request(2, requires_idle=True), "a")
 
 
-def test_what_preemption_cannot_mend_is_no_candidate() -> None:
+def test_a_node_that_preemption_cannot_help_is_no_candidate() -> None:
     world = full_node()
 
     assert not accepts(world, request(memory_bytes=int(90 * GIB)), "a")
@@ -156,7 +156,7 @@ def test_no_pod_is_evicted_from_a_gpu_that_was_used_from_outside_before_it_came(
     assert not accepts(world, request(requires_idle=requires_idle), "a")
 
 
-def test_what_used_a_gpu_before_its_pod_came_is_over_once_an_agent_sees_nothing_of_it() -> None:
+def test_use_from_before_a_pod_ends_once_an_agent_no_longer_sees_it() -> None:
     world = World()
     used_before_its_pod(world)
     agents = Agents(world)
@@ -173,7 +173,7 @@ def test_what_used_a_gpu_before_its_pod_came_is_over_once_an_agent_sees_nothing_
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_what_a_pod_used_before_it_was_known_is_no_use_from_outside(*, is_mapped: bool) -> None:
+def test_use_by_a_pod_before_it_was_known_is_not_foreign(*, is_mapped: bool) -> None:
     world = World()
     world.is_mapped = is_mapped
     world.add_node("node-0", 1)
@@ -352,7 +352,7 @@ def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> 
     assert accepts(world, request(), "a")
 
 
-def test_what_readings_say_of_a_victim_of_a_former_resource_is_nobodys() -> None:
+def test_readings_of_a_victim_of_a_former_resource_are_attributed_to_no_pod() -> None:
     world = full_node(is_mapped=False)
     former = world.fleet.nodes["node-0"]
     shared = {"nvidia.com/gpu.shared": 4}
@@ -365,7 +365,7 @@ def test_what_readings_say_of_a_victim_of_a_former_resource_is_nobodys() -> None
     assert not accepts(world, asked)
 
 
-def test_what_readings_say_of_a_victim_that_may_hold_any_gpu_by_claims_is_nobodys() -> None:
+def test_readings_of_a_victim_that_may_hold_any_gpu_by_claims_are_attributed_to_no_pod() -> None:
     world = World()
     world.add_node("node-0", 1, allocatable={}, capacity={})
     world.read()

@@ -163,7 +163,7 @@ def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Par
     assert assumed(part) == {}
 
 
-def test_what_another_replica_reports_late_of_the_first_counts_nowhere(part: Part) -> None:
+def test_a_late_report_about_the_first_pod_counts_nowhere(part: Part) -> None:
     part.create(web(OLD))
     delete(part, OLD)
     part.world.request_log.take(
@@ -181,7 +181,7 @@ def test_what_another_replica_reports_late_of_the_first_counts_nowhere(part: Par
     assert assumed(part) == {}
 
 
-def test_of_pods_that_are_gone_nothing_is_kept_for_long(part: Part) -> None:
+def test_records_of_removed_pods_are_dropped_soon(part: Part) -> None:
     for number in range(1000):
         part.create(web(f"uid-{number}"))
         ask(part, f"uid-{number}")

@@ -56,7 +56,7 @@ def test_pod_that_another_replica_placed_counts_there() -> None:
     assert (known.node, known.resources, known.memory_bytes) == ("a", ((GPU, 1),), 5)
 
 
-def test_what_no_node_offers_counts_nowhere(world: World) -> None:
+def test_a_resource_that_no_node_offers_counts_nowhere(world: World) -> None:
     world.fleet.snapshot()
 
     world.request_log.take(question(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
@@ -76,7 +76,7 @@ def test_it_expires_as_if_it_had_been_reported_at_once(world: World) -> None:
     assert known.expires_at == world.now + tentative_seconds - 10.0
 
 
-def test_what_is_reported_too_late_counts_nowhere(world: World) -> None:
+def test_a_record_that_arrives_too_late_counts_nowhere(world: World) -> None:
     world.request_log.take(question(world, age=world.policy.assumed.tentative_seconds))
 
     assert assumed_on(world) == ""
@@ -130,7 +130,7 @@ def test_pod_that_is_bound_is_assumed_nowhere(world: World) -> None:
     assert assumed_on(world) == ""
 
 
-def test_pod_that_another_replica_tried_again_in_vain_is_assumed_nowhere(world: World) -> None:
+def test_a_pod_that_another_replica_then_refused_is_assumed_nowhere(world: World) -> None:
     waiting = PodRecord(
         uid="uid-p",
         namespace="team",
@@ -177,7 +177,7 @@ def test_questions_of_others_count_as_asked(world: World) -> None:
     assert world.request_log.verdict("uid-q") is BypassVerdict.NOT_ASKED
 
 
-def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: World) -> None:
+def test_requests_are_forgotten_once_no_binding_can_follow(world: World) -> None:
     world.request_log.note(question(world, uid="old"))
     world.now += KEPT_SECONDS - 1
     world.request_log.note(question(world, uid="new"))
@@ -220,7 +220,7 @@ def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
     assert world.request_log.verdict("uid-p") is expected
 
 
-def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: World) -> None:
+def test_the_log_is_bounded_and_knows_the_start_of_its_records(world: World) -> None:
     request_log = RequestLog(
         world.fleet, clock=lambda: world.now, monotonic=lambda: world.now, max_pods=2
     )

@@ -18,7 +18,7 @@ from tests.extender.placement.rooms import LATER, REFUSED, refused, room, sliced
 
 
 @pytest.mark.parametrize("loaded", [0.0, 20.0, 60.0])
-def test_what_a_pod_declared_is_its_own_for_its_whole_life(loaded: float) -> None:
+def test_declared_memory_stays_reserved_for_a_pods_whole_life(loaded: float) -> None:
     world = sliced()
     tenant(world, "late", 60)
 
@@ -42,7 +42,7 @@ def test_several_shares_need_their_room_wherever_they_are(
     assert refused(world, most + 1, count=2)
 
 
-def test_what_a_pod_uses_beyond_what_it_declared_counts_too() -> None:
+def test_use_beyond_the_declaration_also_counts() -> None:
     world = sliced()
     tenant(world, "a", 10)
 
@@ -61,7 +61,7 @@ def test_a_pod_that_gives_memory_back_may_take_it_again() -> None:
     assert room(world) == pytest.approx(20)
 
 
-def test_what_was_there_before_a_pod_came_is_not_that_pods() -> None:
+def test_use_from_before_a_pod_does_not_belong_to_the_pod() -> None:
     world = sliced(in_use=40)
     tenant(world, "late", 30)
 
@@ -94,7 +94,7 @@ def test_a_pod_without_a_declaration_counts_with_an_even_share_until_it_is_measu
     assert room(world) == pytest.approx(50)
 
 
-def test_what_a_pod_without_a_declaration_took_before_another_came_is_its_own() -> None:
+def test_earlier_use_of_a_pod_without_a_declaration_belongs_to_that_pod() -> None:
     world = sliced()
     tenant(world, "other")
     use(world, 30, LATER)
@@ -105,7 +105,7 @@ def test_what_a_pod_without_a_declaration_took_before_another_came_is_its_own() 
     assert room(world) == pytest.approx(10)
 
 
-def test_what_grows_while_a_pod_without_a_declaration_starts_is_its_own() -> None:
+def test_growth_while_a_pod_without_a_declaration_starts_belongs_to_that_pod() -> None:
     world = sliced()
     tenant(world, "late", 40)
     use(world, 0, LATER)
@@ -166,7 +166,7 @@ def test_no_cap_gives_an_mps_share_the_memory_that_foreign_processes_hold(
 # --- memory of processes --------------------------------------------------------------------------
 
 
-def test_what_an_agent_knows_to_be_foreign_is_not_what_a_pod_declared() -> None:
+def test_memory_that_an_agent_reports_as_foreign_is_not_declared_memory() -> None:
     world = sliced()
     pod = tenant(world, "late", 30)
     agents = Agents(world)
@@ -180,7 +180,7 @@ def test_what_an_agent_knows_to_be_foreign_is_not_what_a_pod_declared() -> None:
     assert room(world) == pytest.approx(40)
 
 
-def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
+def test_memory_of_a_pods_processes_belongs_to_the_pod_in_any_order_of_starts() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 30, LATER)
@@ -196,7 +196,7 @@ def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
     assert room(world) == pytest.approx(10)
 
 
-def test_what_an_agent_reports_of_processes_is_of_the_reading_that_follows() -> None:
+def test_an_agents_memory_by_process_belongs_to_the_following_reading() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 0, LATER)
@@ -235,7 +235,7 @@ def test_an_incomplete_list_of_processes_shows_nothing() -> None:
     assert room(world) == pytest.approx(40)
 
 
-def test_what_processes_of_pods_do_not_explain_is_foreign() -> None:
+def test_memory_that_no_pods_processes_explain_is_foreign() -> None:
     world = sliced()
     pod = tenant(world, "a", 10)
     use(world, 41, LATER)
@@ -267,7 +267,7 @@ def test_an_end_releases_what_the_pods_processes_held(is_deleted: bool) -> None:
 # --- pods that leave ------------------------------------------------------------------------------
 
 
-def test_what_foreign_processes_hold_is_known_though_a_pod_has_just_left() -> None:
+def test_foreign_memory_is_known_although_a_pod_has_just_left() -> None:
     world = sliced(in_use=40)
     pod = tenant(world, "short", 1)
     use(world, 41, LATER)
@@ -282,7 +282,7 @@ def test_what_foreign_processes_hold_is_known_though_a_pod_has_just_left() -> No
 
 
 @pytest.mark.parametrize("declared", [1, None])
-def test_what_a_pod_is_not_known_to_have_held_is_not_released_by_its_end(
+def test_a_pods_end_releases_only_memory_that_it_is_known_to_have_held(
     declared: float | None,
 ) -> None:
     world = sliced()
@@ -295,7 +295,7 @@ def test_what_a_pod_is_not_known_to_have_held_is_not_released_by_its_end(
     assert refused(world, 60) == REFUSED
 
 
-def test_what_a_pod_declared_is_released_by_its_end() -> None:
+def test_a_pods_end_releases_its_declared_memory() -> None:
     world = sliced()
     pod = tenant(world, "a", 60)
     use(world, 55, LATER)
@@ -307,7 +307,7 @@ def test_what_a_pod_declared_is_released_by_its_end() -> None:
     assert not refused(world, 79)
 
 
-def test_what_a_pod_that_stays_declared_stays_as_another_leaves() -> None:
+def test_the_declaration_of_a_staying_pod_stays_when_another_leaves() -> None:
     world = sliced()
     tenant(world, "stays", 60)
     pod = tenant(world, "leaves", 15)
@@ -391,7 +391,7 @@ def test_a_nomination_where_no_pod_leaves_is_no_pass() -> None:
     assert not nominated(world, 20)
 
 
-def test_on_the_nominated_node_leaving_pods_release_what_is_theirs_and_no_more() -> None:
+def test_leaving_pods_release_only_their_own_memory_on_the_nominated_node() -> None:
     world = sliced()
     tenant(world, "stays", 68)
     small = tenant(world, "small", 2)
@@ -420,7 +420,7 @@ def test_a_pod_that_has_just_ended_counts_for_the_nominated_pod_though_readings_
     assert nominated(world, 50) == REFUSED
 
 
-def test_what_another_pod_takes_after_an_end_is_not_released_by_it() -> None:
+def test_memory_that_another_pod_takes_after_an_end_is_not_released() -> None:
     world = sliced()
     tenant(world, "stays", 20)
     victim = tenant(world, "victim", 40)
@@ -487,7 +487,7 @@ def test_the_last_victims_that_declared_nothing_release_all_that_is_not_declared
     assert nominated(world, 71) == REFUSED
 
 
-def test_victims_together_release_no_more_than_their_like_have_in_use() -> None:
+def test_victims_together_release_at_most_the_undeclared_memory_in_use() -> None:
     world = sliced()
     tenant(world, "other")
     use(world, 40, LATER)

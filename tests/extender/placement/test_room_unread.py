@@ -6,7 +6,7 @@ from tests.extender.placement.rooms import LATER, REFUSED, refused, room, sliced
 
 
 @pytest.mark.parametrize("seconds", [100.0, 300.0, 500.0, 800.0])
-def test_what_was_last_measured_counts_however_long_nothing_is_read(seconds: float) -> None:
+def test_the_last_measurement_counts_while_nothing_is_read(seconds: float) -> None:
     world = sliced(in_use=10)
     pod = tenant(world, "undeclared")
     use(world, 50, LATER)

@@ -38,7 +38,7 @@ async def all_of(ask: Callable[[str], Awaitable[None]], names: list[str]) -> Non
             group.create_task(ask(name))  # type: ignore[arg-type] # a coroutine
 
 
-async def test_who_asks_much_waits_for_who_asks_little() -> None:
+async def test_a_caller_with_many_requests_waits_for_a_caller_with_few() -> None:
     many = Many(turns())
 
     await all_of(many.ask_shortly, ["greedy"] * 50 + ["modest", "other"])

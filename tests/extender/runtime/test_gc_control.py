@@ -87,7 +87,7 @@ async def test_too_many_objects_are_searched_at_once() -> None:
         await eventually(lambda: knot() is None)
 
 
-async def test_what_was_there_is_not_searched_again() -> None:
+async def test_frozen_objects_are_not_searched_again() -> None:
     searching = garbage(lambda: False)
     async with running(searching):
         searching.tidy()
@@ -96,7 +96,7 @@ async def test_what_was_there_is_not_searched_again() -> None:
         assert len(gc.get_objects()) < frozen / 10
 
 
-async def test_what_a_search_has_left_is_not_walked_by_the_next() -> None:
+async def test_objects_that_survived_a_collection_are_skipped_by_the_next() -> None:
     async with running(garbage(lambda: True)):
         kept = [[number] for number in range(1000)]
         await eventually(lambda: not any(one is kept for one in gc.get_objects()))
@@ -113,7 +113,7 @@ async def test_no_search_has_more_to_walk_than_what_came_in_a_few_seconds() -> N
     ("is_quiet", "patience_seconds"),
     [pytest.param(True, 1e6, id="no requests"), pytest.param(False, 0.02, id="patience has ended")],
 )
-async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
+async def test_a_frozen_object_that_became_garbage_later_is_found(
     is_quiet: bool, patience_seconds: float
 ) -> None:
     is_thorough = False

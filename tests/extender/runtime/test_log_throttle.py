@@ -20,7 +20,7 @@ def test_an_equal_line_is_due_after_a_while_with_the_number_of_skipped_ones() ->
     assert [throttle.due("full", "a") for _ in range(2)] == [3, None]
 
 
-def test_however_many_things_there_are_no_more_than_so_many_are_due() -> None:
+def test_the_number_of_different_lines_is_limited() -> None:
     clock = Clock()
     throttle = LogThrottle(60.0, 10, clock)
 

@@ -51,7 +51,7 @@ async def test_a_task_that_ran_for_long_is_started_again_soon() -> None:
     assert loop.time() == pytest.approx(4 * (100 + FIRST_SECONDS))
 
 
-async def test_what_someone_else_has_cancelled_ends_no_task() -> None:
+async def test_a_future_that_another_task_cancelled_ends_no_task() -> None:
     waited_for: list[asyncio.Future[None]] = []
 
     async def run() -> None:
@@ -67,7 +67,7 @@ async def test_what_someone_else_has_cancelled_ends_no_task() -> None:
     assert FAULTS["cancelled"] - before == 1
 
 
-async def test_what_is_fatal_is_raised_and_cancelling_cancels() -> None:
+async def test_fatal_exceptions_are_raised_and_cancellation_cancels() -> None:
     async def fail() -> None:
         raise OSError("in use")
 

@@ -42,7 +42,7 @@ async def test_a_pod_placed_by_one_replica_counts_at_the_other_before_and_after_
         assert all(urls[0].startswith("https://") for urls in before)
 
 
-async def test_a_replica_of_a_dropped_ca_gets_no_more_requests(tmp_path: Path) -> None:
+async def test_a_replica_whose_ca_was_dropped_gets_no_further_requests(tmp_path: Path) -> None:
     old, new, own = tmp_path / "old", tmp_path / "new", tmp_path / "own"
     issue(old)
     issue(new)

@@ -277,7 +277,7 @@ def test_only_what_is_made_once_needs_a_restart() -> None:
     }
 
 
-def test_of_agents_only_where_they_report_to_and_how_it_is_protected_needs_a_restart() -> None:
+def test_for_agents_only_address_and_tls_need_a_restart() -> None:
     fields = set(Agents.model_fields)
 
     assert fields >= LIVE_PARTS["agents"]

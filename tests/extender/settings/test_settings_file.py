@@ -194,7 +194,7 @@ async def test_a_change_without_a_notification_is_found_at_the_next_read(
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, OSError, RuntimeError])
-async def test_where_nothing_can_be_watched_the_file_is_read_now_and_then(
+async def test_the_file_is_read_periodically_if_it_cannot_be_watched(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

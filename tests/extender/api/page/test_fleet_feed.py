@@ -151,7 +151,7 @@ def looks_of(document: dict[str, Any]) -> list[tuple[int, ...]]:
     return list(zip(*(column(document, name) for name in names), strict=True))
 
 
-def test_where_pods_come_and_go_their_nodes_alone_are_looked_at_again() -> None:
+def test_only_nodes_whose_pods_changed_are_evaluated_again() -> None:
     world = small_world()
     feed = fresh_feed(world)
     version, reported = feed.since(0)
@@ -201,7 +201,7 @@ def note(memory: ShortMemory) -> None:
     finish(memory.note_in_steps())
 
 
-async def test_memory_keeps_an_hour_and_no_more() -> None:
+async def test_the_history_keeps_only_an_hour() -> None:
     world = World()
     world.add({"node": [IDLE]})
     memory = ShortMemory(world.fleet, lambda: world.now)

@@ -154,7 +154,9 @@ async def test_the_overview_says_what_is_held_idle_and_who_waits(browser: Browse
         await expect(page.locator(".card h3")).to_have_text("team/patient")
 
 
-async def test_a_change_shows_by_itself(browser: Browser, server: Server, world: World) -> None:
+async def test_a_change_shows_without_a_reload(
+    browser: Browser, server: Server, world: World
+) -> None:
     async with looking(browser, server) as (page, _):
         await live(page)
 
@@ -165,7 +167,7 @@ async def test_a_change_shows_by_itself(browser: Browser, server: Server, world:
         await expect(page.locator("[data-kind=idle] b")).to_have_text("7")
 
 
-async def test_a_node_that_is_added_shows_by_itself(
+async def test_an_added_node_shows_without_a_reload(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server) as (page, _):

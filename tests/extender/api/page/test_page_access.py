@@ -92,7 +92,7 @@ async def test_a_wrong_token_is_reported_so_and_the_right_one_opens_the_page(
         assert await page.evaluate("localStorage.length + sessionStorage.length") == 0
 
 
-async def test_who_may_read_no_pod_sees_the_fleet_and_not_whose_it_is(
+async def test_a_caller_who_may_read_no_pods_sees_the_fleet_without_owners(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, reviewers = guarded

@@ -90,7 +90,7 @@ async def test_what_no_replica_remembers_after_a_reconnect_is_marked_as_missing(
         await expect(rows.nth(2).locator(".followed")).to_have_text("unknown")
 
 
-async def test_a_paused_page_catches_up_as_it_goes_on(
+async def test_a_paused_page_catches_up_when_it_resumes(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):

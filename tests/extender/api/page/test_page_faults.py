@@ -80,7 +80,7 @@ async def test_hostile_names_stay_text(browser: Browser) -> None:
             await expect(page.locator("#detail .gpu")).to_be_visible()
 
 
-async def test_what_breaks_the_policy_is_noticed(browser: Browser, server: Server) -> None:
+async def test_policy_violations_are_noticed(browser: Browser, server: Server) -> None:
     async with looking(browser, server) as (page, faults):
         await live(page)
 
@@ -99,7 +99,7 @@ async def test_what_breaks_the_policy_is_noticed(browser: Browser, server: Serve
         faults.found.clear()
 
 
-async def test_nothing_is_asked_but_to_read(browser: Browser, server: Server) -> None:
+async def test_the_page_sends_only_read_requests(browser: Browser, server: Server) -> None:
     async with looking(browser, server, "?node=node-a&gpu=0") as (page, _):
         await expect(page.locator("#detail .gpu")).to_be_visible()
 

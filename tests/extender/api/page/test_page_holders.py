@@ -90,7 +90,7 @@ async def test_a_holders_node_opens_at_the_device_that_it_holds(
         await expect(shown).to_contain_text(uuid)
 
 
-async def test_who_uses_some_of_its_gpus_is_listed_and_distinguished(browser: Browser) -> None:
+async def test_a_pod_that_uses_some_of_its_gpus_is_listed_and_marked(browser: Browser) -> None:
     world = World()
     cards = {
         "n": [held_by("some", BUSY), held_by("some", IDLE), held_by("some", IDLE)],

@@ -124,7 +124,7 @@ async def test_many_pods_are_shown_page_by_page(browser: Browser) -> None:
         await expect(page.locator("#pods .bar .muted")).to_contain_text("101 to 200 of 250")
 
 
-async def test_a_pod_that_ends_leaves_the_view_by_itself(browser: Browser) -> None:
+async def test_an_ended_pod_leaves_the_view_without_a_reload(browser: Browser) -> None:
     world = world_of_pods()
     async with serving(world) as server, looking(browser, server, "?view=pods") as (page, _):
         await expect(page.locator("#pods tbody tr")).to_have_count(3)

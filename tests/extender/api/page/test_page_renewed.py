@@ -47,7 +47,7 @@ async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
         await expect(page.locator(".card details[open]")).to_have_count(1)
 
 
-async def test_a_pod_that_comes_to_wait_shows_at_once_and_else_little_is_asked(
+async def test_a_new_waiting_pod_shows_at_once_and_few_other_requests_are_sent(
     browser: Browser,
 ) -> None:
     world = World()
@@ -124,9 +124,7 @@ async def test_a_node_in_full_is_renewed_with_the_focus_in_it(
         await expect(close).to_be_focused()
 
 
-async def test_what_stands_otherwise_than_before_is_known_again(
-    browser: Browser, server: Server
-) -> None:
+async def test_moved_rows_are_recognized(browser: Browser, server: Server) -> None:
     async with looking(browser, server) as (page, _):
         await live(page)
 
@@ -164,7 +162,7 @@ async def test_what_stands_otherwise_than_before_is_known_again(
         }
 
 
-async def test_what_is_selected_stays_where_what_stood_before_it_is_gone(
+async def test_the_selection_stays_when_earlier_rows_are_removed(
     browser: Browser, server: Server
 ) -> None:
     async with looking(browser, server) as (page, _):

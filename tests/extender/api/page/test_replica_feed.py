@@ -57,7 +57,7 @@ def names(batch: object) -> list[str]:
         VIEWER.reset(whose)
 
 
-async def test_what_was_decided_before_is_not_new_and_each_decision_is_reported_once(
+async def test_earlier_decisions_are_not_new_and_each_decision_is_reported_once(
     feed: FarFeed, other: Client
 ) -> None:
     assert await feed.batch() is None
@@ -84,7 +84,7 @@ async def test_a_replica_that_had_decided_nothing_is_read_from_its_first(
     assert names(await feed.batch()) == ["team/a"]
 
 
-async def test_of_very_many_the_newest_are_reported_and_the_others_are_counted(
+async def test_only_the_newest_of_very_many_decisions_are_reported_and_the_others_counted(
     feed: FarFeed, other: Client
 ) -> None:
     await feed.batch()
@@ -157,7 +157,7 @@ async def test_our_own_address_adds_nothing_twice(world: World, aiohttp_client: 
     assert await feed.batch() is None
 
 
-async def test_replicas_that_are_long_gone_are_asked_after_no_more(
+async def test_replicas_that_are_long_gone_are_no_longer_queried(
     feed: FarFeed, far: Far, other: Client
 ) -> None:
     news: list[str] = []

@@ -69,7 +69,7 @@ async def test_a_replica_that_does_not_answer_leaves_it_unsaid(
     assert (await get(near, PATH, ids="here-1"))["lost_by"] == {}
 
 
-async def test_of_other_tenants_pods_nothing_is_reported(
+async def test_nothing_is_reported_about_other_tenants_pods(
     client: Client, aiohttp_client: MakeClient
 ) -> None:
     near = await aiohttp_client(replica("near", Far({FAR: client}), SeesNone()))

@@ -131,7 +131,7 @@ async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
     assert bound["bound"] == [{"id": "here-1", "bound_node": "node-a", "is_followed": False}]
 
 
-async def test_of_many_decisions_at_once_the_newest_are_reported_and_the_rest_counted(
+async def test_of_a_batch_of_many_decisions_only_the_newest_are_reported(
     server: Server, world: World
 ) -> None:
     async with listening(server) as content:
@@ -185,7 +185,7 @@ async def test_a_stream_ends_with_the_right_to_read_it(world: World) -> None:
         await until(lambda: len(server.page.broadcaster) == 0)
 
 
-async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
+async def test_a_viewer_that_does_not_read_is_disconnected_and_buffers_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream_module, "WRITE_SECONDS", 0.5)
@@ -218,7 +218,7 @@ async def test_one_page_too_many_is_refused(
             assert "close one" in (await response.json())["error"]
 
 
-async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
+async def test_the_caller_with_most_open_pages_loses_one_to_another_caller(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MOST_VIEWERS", 3)

@@ -158,7 +158,7 @@ def test_certificates_are_read_from_files_and_secrets(tmp_path: Path) -> None:
         ("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----", "malformed certificate"),
     ],
 )
-def test_what_is_nothing_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_unrecognized_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ClientError, match=words) as raised:
         read(tmp_path, file_txt=text)
 

@@ -120,7 +120,7 @@ def test_without_the_api_of_claims_there_are_none() -> None:
     assert gathered(Server({})).claims is None
 
 
-def test_what_is_refused_is_missing_and_the_rest_is_there() -> None:
+def test_refused_facts_are_missing_and_the_others_collected() -> None:
     facts = gathered(Server({"/api/v1/nodes": items()}))
 
     assert facts.nodes == ()

@@ -138,7 +138,7 @@ def test_a_changed_setting_changes_what_it_should(changes: tuple[str, ...], expe
     assert first_choice(SPREADING, *changes) == expected
 
 
-def test_what_a_pod_says_itself_stands_before_a_changed_setting() -> None:
+def test_a_pods_own_annotation_overrides_a_changed_setting() -> None:
     asked = replace(SPREADING, own=frozenset({"strategy"}))
 
     assert first_choice(asked, "strategy=pack") == "calm"

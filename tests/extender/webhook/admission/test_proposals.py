@@ -116,7 +116,7 @@ def test_models_are_proposed_by_the_size_of_the_model_for_the_pods_own_gpus(
         pytest.param(pod(annotations={"idlegpu.io/gpu-memory": "bad"}, **CHAT), id="invalid"),
     ],
 )
-def test_what_a_pod_says_and_what_is_only_guessed_changes_nothing(
+def test_a_pods_own_annotations_and_mere_guesses_change_nothing(
     item: dict[str, Any], proposals: Proposals
 ) -> None:
     assert admitted(item, proposals) == item["metadata"].get("annotations", {})

@@ -144,7 +144,7 @@ async def test_a_stale_lease_is_fresh_again_after_a_renewal(held: Held) -> None:
     assert held.lease.is_fresh
 
 
-async def test_a_released_lease_is_not_fresh_any_more(held: Held) -> None:
+async def test_a_released_lease_is_no_longer_fresh(held: Held) -> None:
     await held.lease.check()
     await held.renew()
 

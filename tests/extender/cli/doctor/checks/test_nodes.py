@@ -78,7 +78,7 @@ def test_labels_unlike_the_plugins_configuration_are_reported() -> None:
     assert "configuration says time-slicing with 10" in evidence("IG202", facts)
 
 
-def test_what_is_alike_or_not_known_is_well() -> None:
+def test_equal_and_unknown_values_are_no_finding() -> None:
     sharing = {"mps": {"resources": [{"name": GPU, "replicas": 4}]}}
     configs = {"mps": {"version": "v1", "sharing": sharing}, "whole": {"version": "v1"}}
     mig = node(labels={REPLICAS: "0", "nvidia.com/mig.strategy": "mixed"}, capacity={MIG: "56"})

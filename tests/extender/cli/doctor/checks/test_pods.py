@@ -58,7 +58,7 @@ def test_what_the_container_runtime_says_is_reported() -> None:
     )
 
 
-def test_what_the_driver_can_do_is_well() -> None:
+def test_a_supported_cuda_version_is_no_finding() -> None:
     minor = pod("minor", 1, image="nvidia/cuda:12.8.0-base", phase="Pending")
     old = pod("old", 1, image="nvidia/cuda:11.8.0-base", phase="Pending")
     compatible = pod("runs", 1, image="nvidia/cuda:13.0.1-base")

@@ -32,7 +32,7 @@ def test_agents_that_are_refused_are_reported() -> None:
     assert "service_accounts" in found("IG401", facts)[0].remedy
 
 
-def test_what_is_over_is_no_error() -> None:
+def test_a_solved_problem_is_no_error() -> None:
     agent = pod("idlegpu-agent-x", namespace="idlegpu-agent")
 
     facts = Facts(at=NOW, metrics=refused("expired", reporting=1.0), pods=(agent,))
