@@ -45,7 +45,7 @@ _ALWAYS_SHOWN: Final = frozenset(
 
 
 class Foreign(Section):
-    """Limits above which use that no pod accounts for is foreign."""
+    """Limits above which use by no pod counts as foreign."""
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=_DEFAULT.foreign.memory_bytes,

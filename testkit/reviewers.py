@@ -72,7 +72,7 @@ class Reviewers:
 
 @asynccontextmanager
 async def reviewing(folder: Path) -> AsyncIterator[tuple[Reviewers, KubeClient]]:
-    """Run the server; yield it and a client of it."""
+    """Run the server while the context is open; yield it with a client."""
     reviewers = Reviewers()
     app = web.Application()
     app.router.add_post(TOKENS, reviewers.review_token)

@@ -1,4 +1,4 @@
-"""Fetch device loads from the node's agent: NVML in a container reports none of MIG devices."""
+"""Fetch device loads from the node's agent; NVML in a container has no loads of MIG devices."""
 
 import json
 from collections.abc import Mapping, Sequence

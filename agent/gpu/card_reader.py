@@ -392,8 +392,8 @@ class CardReader:
         """Read utilization of a card without GPM into `values`, and return its source.
 
         A single reading aliases with the load, so the mean of many counts. The processes' total
-        replaces the mean if it is higher, or if there is no other source. A process alone is no
-        activity: a model that waits for requests is idle.
+        replaces the mean if it is higher, or if there is no other source. A process without
+        utilization is not activity: a model that waits for requests is idle.
         """
         values.update(self._read(tracker, Call.RATES) or {})
         since = self._samples_since or int((now - 1) * _MICROSECONDS)

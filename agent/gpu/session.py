@@ -138,7 +138,7 @@ class Session:
         self._update_needs_restart()
 
     def request_slow_read(self) -> None:
-        """Read slow-changing values, too, in the next pass. Safe to call from any thread."""
+        """Also read slow-changing values in the next pass. Safe to call from any thread."""
         self._is_slow_requested = True
 
     def last_reading(self) -> NodeReading:
@@ -147,8 +147,8 @@ class Session:
             driver_version=self._driver_version,
             devices=tuple(device for devices in self._last.values() for device in devices),
             problem=self._problem or self._node_hang_problem,
-            # A thread that hangs in the driver outlives the container, so a restart heals nothing,
-            # and removes the agent that reports the hang.
+            # A thread that hangs in the driver outlives the container, so a restart does not help,
+            # and would remove the agent that reports the hang.
             needs_restart=self._needs_restart and not self._hang_problems,
         )
 
@@ -316,7 +316,7 @@ class Session:
         self._lost.add(uuid)
 
     def _set_expected_links(self) -> None:
-        """Expect as many NVLinks of each card as other cards of its model have on this node.
+        """Set the number of NVLinks that each card should have: that of other cards of its model.
 
         Without an NVSwitch, a PCIe card without links may have no NVLink bridge, which is optional;
         an SXM card is linked by its board. Cards with MIG enabled have no active links.

@@ -24,8 +24,8 @@ _CHECK_SECONDS: Final = 0.25
 _COOLDOWN_LIMITS: Final = 12
 """First cooldown of a GPU after a hang, in call limits: one minute by default.
 
-Each further hang doubles the cooldown. Without it, GPUs whose calls return late would delay every
-pass, and several such GPUs would keep the healthy ones from being read."""
+Each further hang doubles the cooldown. Without a cooldown, GPUs whose calls return late would delay
+every pass, and several of them would prevent reads of the healthy ones."""
 
 _MAX_DOUBLINGS: Final = 4
 

@@ -95,7 +95,7 @@ class UpdateBuilder:
         return update
 
     def _shares(self, report: Report) -> tuple[tuple[int, str, int], ...]:
-        """Return (device number, pod UID, memory in bytes) of shared devices when due, else ()."""
+        """Return (device number, pod UID, memory in bytes) for shared devices; () until due."""
         if report.at - self._shares_at < SHARES_SECONDS:
             return ()
         self._shares_at = report.at
@@ -177,8 +177,8 @@ def _part(device: Device) -> Part:
 def _pods(device: Device) -> tuple[tuple[str, str, str], ...] | None:
     """Return the pods on a device: its holders, else the pods of its processes; None if unknown.
 
-    Processes show no holder that runs none, and processes of unknown location may belong to any
-    pod.
+    Processes do not show holders without processes, and processes of unknown location may belong to
+    any pod.
     """
     if device.allocated_to is not None:
         found = {(one.namespace, one.pod, one.uid) for one in device.allocated_to}

@@ -261,7 +261,7 @@ def decode(content: bytes) -> Report:
     """Decode and check a report; ignore unknown fields.
 
     Raises:
-        ReportError: the content is no report, or of an unsupported version.
+        ReportError: the content is not a report, or has an unsupported version.
     """
     if len(content) > MAX_BYTES:
         raise ReportError(f"report of {len(content)} bytes: must be at most {MAX_BYTES} bytes")
@@ -391,7 +391,7 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
         shares: sent periodically: device number in the layout, UID of a pod on that shared device,
             and memory of the pod's processes in bytes.
         foreign: processes on devices with foreign use, at most `MAX_PROCESSES`; None if unchanged.
-            A layout without them says that there are none.
+            A layout without `foreign` means that there are none.
     """
 
     node: str
@@ -429,7 +429,7 @@ def decode_update(content: bytes | bytearray | memoryview) -> Update:
     """Decode an update without its length prefix; ignore unknown fields.
 
     Raises:
-        ReportError: the content is no update, or of an unsupported version.
+        ReportError: the content is not an update, or has an unsupported version.
     """
     try:
         return decode_with(_UPDATE_DECODER.decode, content)

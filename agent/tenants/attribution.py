@@ -1,4 +1,4 @@
-"""Attribute each device: the containers that hold it, the processes that use it, and foreign use.
+"""Attribute the use of each device to containers that hold it, to processes, and to foreign use.
 
 Joins two sources: the kubelet (holders) and `/proc` (the pod of a process). Where a source is
 missing, its facts are unknown (None), never "no holder" and never "foreign".

@@ -94,7 +94,7 @@ class DeviceHolders:
         return self._problem
 
     def request_refresh(self) -> None:
-        """Call the kubelet soon: its last answer does not explain a process or a load."""
+        """Request an early kubelet call: the last answer does not explain a process or a load."""
         self._is_refresh_requested = True
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class DeviceHolders:
         now = self._clock()
         earliest = self._called_at + self._policy.min_interval_seconds
         due = min(earliest, self._list_due) if self._is_refresh_requested else self._list_due
-        if self._called_at <= now < due:  # a call is due, too, if the clock was set back
+        if self._called_at <= now < due:  # a call is also due if the clock was set back
             return
         self._called_at = now
         self._list_due = now + self._policy.list_seconds

@@ -1,7 +1,7 @@
 """Read the policy of the kubelet's Topology Manager from the kubelet's command line.
 
-No API answers it without further rights. A command line in `/proc` is readable by all, and so is
-the kubelet's configuration file where it is mounted under its own path.
+No API returns it without further rights. A command line in `/proc` is readable by all processes,
+and so is the kubelet's configuration file if it is mounted under its own path.
 """
 
 import re
@@ -15,7 +15,7 @@ from worker_device.process_stat import process_stat, small_file
 
 _NAME: Final = "kubelet"
 AGAIN_SECONDS: Final = 300.0
-"""Interval of reads: a kubelet with another policy has been restarted."""
+"""Interval of reads: the policy changes only when the kubelet restarts."""
 
 _FLAG: Final = re.compile(r"--(topology-manager-policy|topology-manager-scope|config)=?(.*)")
 _FIELD: Final = re.compile(
@@ -29,7 +29,7 @@ UNKNOWN: Final[Topology] = ("", "")
 
 
 class KubeletFlags:
-    """Reads the kubelet's policy from time to time.
+    """Reads the kubelet's policy periodically.
 
     Args:
         proc: mount point of the host's `/proc`, None if it is not read.

@@ -470,7 +470,7 @@ class NodeAllocations:
         return rows
 
     def _record_use(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
-        """Record the memory of pods that have a shared device to themselves.
+        """Record the memory of pods that are alone on a shared device.
 
         Nothing is recorded until all pods of the node are reported: some sources name only one pod
         per device.

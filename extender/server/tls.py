@@ -107,7 +107,7 @@ class ServerContext:
         return True
 
     def is_in_force(self, context: ssl.SSLContext) -> bool:
-        """Return whether every CA that a context trusts is still trusted, without interruption."""
+        """Return whether no CA of a context has been removed from the trusted CAs since."""
         return context in self._in_force
 
     def _fingerprint(self) -> tuple[str, ...]:

@@ -479,7 +479,7 @@ def _left_alone(parsed: ParsedRequest) -> RequestOutcome:
 
 
 def _json(body: bytes, status: int = 200, *, about: _About | None = None) -> web.Response:
-    """Return an answer; `about` is recorded after the answer was sent."""
+    """Build the HTTP response; `about` is recorded after the response was sent."""
     response = web.Response(body=body, status=status, content_type="application/json")
     if about is not None:
         response[ABOUT] = about

@@ -70,7 +70,7 @@ def logs(pods: Sequence[Object], otherwise: str) -> str:
 
 
 def delete(pods: Sequence[Object], otherwise: str) -> str:
-    """Return the commands that delete pods, which their controllers recreate; else `otherwise`."""
+    """Return commands that delete pods, so that they are recreated; `otherwise` without pods."""
     by_namespace: dict[str, list[str]] = {}
     for pod in pods:
         by_namespace.setdefault(_namespace(pod), []).append(name_of(pod))

@@ -109,7 +109,7 @@ def _suits(seen: SeenRequests, models: tuple[str, ...]) -> Flags:
 
 
 def _whole(batch: Batch, seen: SeenRequests, takes: Flags, count: Rows) -> Ratios:
-    """Return the stranded whole devices of each node, before the placement and after it."""
+    """Return the number of stranded whole devices per node, before and after the placement."""
     free = np.maximum(_both(batch.allocatable - batch.held, count), 0)
     lost: Ratios = free * (1.0 - (takes & (free[..., None] >= seen.count)) @ seen.weight)
     return lost

@@ -119,7 +119,7 @@ class Ledger:
             self._drop_all([assumption])
 
     def _drop_all(self, assumptions: Iterable[Assumption]) -> None:
-        """Remove pods, in time proportional to their number."""
+        """Remove assumed pods, in time proportional to their number."""
         gone: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for assumption in assumptions:
             del self._by_uid[assumption.uid]

@@ -47,10 +47,10 @@ class PodFeed:
     """Reduce pods as they arrive: GPU pods to records, exporters to their nodes.
 
     Attributes:
-        listed_resources: None, except after a change of the GPU resources: then the resources that
-            were GPUs before, until all pods are listed again. Meanwhile waiting pods are reported
-            without requests for new resources: the pods that hold these are not known yet, and
-            nodes would look empty.
+        listed_resources: the previous GPU resources while all pods are listed again after a change
+            of the GPU resources, otherwise None. During that time waiting pods are reported without
+            requests for new resources, because the pods that hold these are unknown and nodes would
+            look empty.
     """
 
     def __init__(

@@ -173,7 +173,7 @@ def _host(status: Mapping[str, object]) -> HostResources | None:
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _shared_needs(needs: HostResources) -> HostResources:
-    """Return a cached equal object: pods of one owner, and nodes of one pool, are alike."""
+    """Return cached resources, so that similar pods and nodes share one object."""
     return needs
 
 
@@ -334,7 +334,7 @@ def _selection(raw: Mapping[str, object]) -> Selection | None:
 
 @lru_cache(maxsize=_MAX_SHARED)
 def _shared_selection(selection: Selection) -> Selection:
-    """Return a cached equal object: pods of one owner are alike."""
+    """Return a cached `Selection`, so that similar pods share one object."""
     return selection
 
 

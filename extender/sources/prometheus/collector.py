@@ -63,7 +63,7 @@ class QueryColumn(Protocol):
     """Queries a metric; returns its column in base units, NaN for devices without a value."""
 
     def __call__(self, metric: Metric, *, is_above_zero: bool) -> Column:
-        """Query a metric, if `is_above_zero` only of devices on which it is above 0."""
+        """Query a metric; with `is_above_zero`, only devices on which it is above 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

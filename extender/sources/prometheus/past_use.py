@@ -68,7 +68,7 @@ class PastUse:
         self._recorder = recorder
 
     async def run(self) -> None:
-        """Query once, with a few retries: from now on the use is recorded."""
+        """Query once, with a few retries: later use is recorded by the extender itself."""
         if not self._settings.url:
             return
         await self._recorder.seen.wait()
