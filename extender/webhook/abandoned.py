@@ -25,11 +25,10 @@ def is_gone(request: web.Request) -> bool:
     if transport is None or transport.is_closing():
         return True
     socket = transport.get_extra_info("socket")
-    number = -1 if socket is None else socket.fileno()
-    if number < 0:
+    if socket is None or socket.fileno() < 0:
         return False
     poll = select.poll()
-    poll.register(number, _GONE)
+    poll.register(socket, _GONE)
     return bool(poll.poll(0))
 
 

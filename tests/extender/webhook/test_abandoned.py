@@ -124,6 +124,18 @@ async def test_every_answered_request_is_logged(
     assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
 
 
+async def test_a_shortlist_of_one_node_leaves_nothing_to_score(
+    world: World, aiohttp_client: MakeClient
+) -> None:
+    world.shortlist = 1
+    client = await aiohttp_client(world.build_app())
+
+    await ask(client, "filter", names_question("idle-a", "idle-b"))
+
+    await eventually(lambda: len(world.request_log))
+    assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
+
+
 async def test_an_unreadable_request_is_logged_as_unreadable(world: World, client: Client) -> None:
     await client.post("/prioritize", data=b"{")
 

@@ -1,7 +1,12 @@
 """Test prioritize after changes since filter, and the measured time between both."""
 
+import asyncio
 from collections.abc import Callable
 
+import orjson
+import pytest
+
+from extender.webhook.handlers import BETWEEN_VERBS_SECONDS
 from testkit.cards import BUSY, IDLE
 from testkit.webhook_questions import Client, ask, pod, scores_of
 from testkit.world import World
@@ -41,3 +46,23 @@ async def test_the_time_between_the_verbs_of_one_pod_is_measured(
 
     assert world.count("idlegpu_between_verbs_seconds_count") == 1
     assert world.expected == 1
+
+
+@pytest.mark.looptime
+async def test_details_of_filter_are_recorded_after_the_time_for_prioritize_or_with_it(
+    world: World,
+) -> None:
+    webhooks = world.webhooks()
+    question = orjson.dumps({"Pod": pod(), "NodeNames": NODES})
+    await webhooks.filter(question)
+    (first,) = world.history
+    await asyncio.sleep(0.9 * BETWEEN_VERBS_SECONDS)
+    assert not first.evidence
+    await asyncio.sleep(0.2 * BETWEEN_VERBS_SECONDS)
+    assert first.evidence
+
+    await webhooks.filter(question)
+    await webhooks.prioritize(question)
+    await asyncio.sleep(0.01 * BETWEEN_VERBS_SECONDS)
+
+    assert all(record.evidence for record in world.history)

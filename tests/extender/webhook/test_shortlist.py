@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
+from extender.core.decision.scoring import UNITS
 from extender.webhook import wire
 
 
@@ -64,18 +65,28 @@ def test_all_reasons_are_given_if_no_node_passes() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(Code), st.floats(0, 1)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.sampled_from(Code), st.integers(0, 400)), min_size=1, max_size=30),
     st.integers(0, 12),
+    st.booleans(),
 )
 def test_a_pod_that_some_node_would_take_is_never_left_without_one(
-    verdicts: list[tuple[Code, float]], shortlist: int
+    verdicts: list[tuple[Code, int]], shortlist: int, has_preferences: bool
 ) -> None:
     codes = [code for code, _ in verdicts]
-    scores = [score for _, score in verdicts]
+    scores = [units / UNITS for _, units in verdicts]
     question, decision = decided(codes, scores)
 
-    named = json.loads(wire.encode_filter(question, decision, shortlist))["NodeNames"]
+    answer = wire.encode_filter(question, decision, shortlist, has_preferences=has_preferences)
+    named = json.loads(answer)["NodeNames"]
 
     assert bool(named) == (Code.PASSES in codes)
     assert decision.best is None or decision.best in named
-    assert len(named) == min(len(decision.order), shortlist or len(codes))
+    count = min(len(decision.order), shortlist or len(codes))
+    if has_preferences and shortlist > 1:
+        # kube-scheduler's own scores may lift these above our first choice.
+        best = max((verdicts[at][1] for at in decision.order), default=0)
+        liftable = {f"n{at}" for at in decision.order if verdicts[at][1] > best - 120}
+        assert liftable <= set(named)
+        assert len(named) >= count
+    else:
+        assert len(named) == count

@@ -45,6 +45,7 @@ class Served:
     client: Client
     scheduler: Scheduler
     metrics: Metrics
+    webhook: AdmissionWebhook
 
     async def admit(self, body: object) -> dict[str, Any]:
         """Send a body and return the `response` of the answer."""
@@ -85,7 +86,7 @@ async def served(aiohttp_client: MakeClient) -> Served:
         lease=scheduler,
         admissions=metrics.admissions,
     )
-    return Served(await aiohttp_client(webhook.build_app()), scheduler, metrics)
+    return Served(await aiohttp_client(webhook.build_app()), scheduler, metrics, webhook)
 
 
 def expression(operator: str, *values: str) -> dict[str, Any]:
@@ -281,6 +282,7 @@ async def test_endless_reviews_from_one_address_do_not_block_another(
         for task in slow:
             task.cancel()
         await asyncio.wait(slow)
+    await eventually(lambda: not served.webhook._reading)
 
 
 async def test_the_log_stays_short_for_any_input(
