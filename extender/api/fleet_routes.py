@@ -13,7 +13,7 @@ from extender.answers import routes
 from extender.answers.fleet import Defrag, Gpu, Gpus, Node, Nodes, SourceSummary
 from extender.answers.verdicts import Best, BestNode, ModelCount
 from extender.core.decision.decision import Decision
-from extender.core.decision.evaluation import model_places
+from extender.core.decision.evaluation import are_accepted
 from extender.core.decision.filtering import Code
 from extender.core.request.annotations import Annotation
 from extender.core.request.gpu_resources import ResourceNames
@@ -215,7 +215,7 @@ class FleetRoutes:
             return {}
         found: dict[str, ModelCount] = {}
         for model in (*request.required_models, *request.preferred_models):
-            is_it = model_places(snapshot.models, [model])[pool.batch.model_id] > 0
+            is_it = are_accepted(snapshot.models, [model])[pool.batch.model_id]
             gpus = free = stranded = 0
             for some in chunks(np.flatnonzero(is_it).tolist(), _PIECE_COUNTED):
                 yield

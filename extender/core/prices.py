@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from extender.core.devices.gpu_models import normalize_model
+from extender.core.devices.gpu_models import is_model, models_in
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.snapshot import NO_PRICE
 from extender.core.policy import PriceMode, Prices
@@ -76,7 +76,7 @@ class PriceList:
             for key, _, value in [name.removeprefix(_LABEL).partition("=")]
         ]
         self._models = [
-            (frozenset(normalize_model(words).split()), prices[words])
+            (words, prices[words])
             for words in longest_first
             if not words.startswith((_NODE, _LABEL))
         ]
@@ -107,11 +107,16 @@ class PriceList:
         return found * self._spot_share if found is not None and is_spot else found
 
     def _of_model(self, model: str) -> float | None:
+        """Return the price of a model; of several, of the dearest, None if one has no price."""
         if model not in self._of:
-            has = frozenset(normalize_model(model).split())
-            fits = (price for words, price in self._models if words <= has)
-            self._of[model] = next(fits, None) if model else None
+            found = [self._of_one(each) for each in models_in(model)]
+            known = [price for price in found if price is not None]
+            self._of[model] = max(known) if len(known) == len(found) else None
         return self._of[model]
+
+    def _of_one(self, model: str) -> float | None:
+        fits = (price for words, price in self._models if is_model(model, words))
+        return next(fits, None) if model else None
 
 
 def card_share(model: str, profile: str) -> float:

@@ -18,7 +18,6 @@ from extender.core.devices.expected_devices import (
     expected_devices,
     resource_profile,
 )
-from extender.core.devices.gpu_models import normalize_model
 from extender.core.devices.readings import DeviceKey, Holders, Readings
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
@@ -39,6 +38,7 @@ from extender.fleet.device_holders import (
     may_hold,
 )
 from extender.fleet.holder_sources import HolderSources
+from extender.fleet.models import ModelNumbers
 from extender.fleet.pod_memory import PodMemory, Share, SimilarPods
 from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
@@ -96,8 +96,7 @@ class NodeAllocations:
         self._store = store
         self._is_out = is_out
         self._clocks = clocks
-        self._models: dict[str, int] = {"": 0}
-        self._model_ids: dict[str, int] = {}
+        self._models = ModelNumbers()
         self._zone_ids: dict[str, int] = {"": 0}
         self._holder_sources = HolderSources()
         self._nodes: dict[str, NodeRecord] = {}
@@ -129,7 +128,7 @@ class NodeAllocations:
     @property
     def models(self) -> tuple[str, ...]:
         """Normalized model names; a row's `model_id` is an index into them."""
-        return tuple(self._models)
+        return self._models.names
 
     def tenants_on(self, node: str) -> TenantsByRow:
         """Return the pods that are known to hold each device of a node."""
@@ -385,7 +384,8 @@ class NodeAllocations:
         since = self.offers.since(node.name)
         if since == -inf and self._store.is_shown_whole(tuple(tenants)):
             return set()
-        devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
+        model = self._models.on(node)
+        devices = tuple(self._device(row, on_it, model) for row, on_it in tenants.items())
         behind = (
             ([device.row for device in devices_behind(node, expected, devices)], expected.count)
             for expected in self._expected(node, devices)
@@ -438,7 +438,8 @@ class NodeAllocations:
         policy: Policy,
     ) -> dict[str, PoolRow]:
         """Return a node's row in the pool of each of its resources."""
-        devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
+        model = self._models.on(node)
+        devices = tuple(self._device(row, on_it, model) for row, on_it in tenants.items())
         tenancy = DeviceTenancy(
             is_mapped=self._holder_sources.of(node.name).is_known,
             shared_policy=policy.shared_policy,
@@ -454,9 +455,10 @@ class NodeAllocations:
         for expected in self._expected(node, devices):
             resource = expected.resource
             everything = expected.count * expected.replicas
+            behind = self._complete(node, expected, devices)
             row = allocate(
                 expected,
-                self._complete(node, expected, devices),
+                behind,
                 pods,
                 tenancy,
                 allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
@@ -464,8 +466,10 @@ class NodeAllocations:
                 free=free,
                 zone_id=self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids)),
             )
-            price = price_milli(policy.prices, self.models[row.model_id], node)
-            row = row if price == row.price else replace(row, price=price)
+            model = self._models.to_land_on(row, behind, expected.count)
+            price = price_milli(policy.prices, self.models[model], node)
+            if (model, price) != (row.model_id, row.price):
+                row = replace(row, model_id=model, price=price)
             rows[resource] = self._unattributed_ends.with_freed_devices(node.name, resource, row)
         return rows
 
@@ -521,14 +525,14 @@ class NodeAllocations:
             is_divided=self.sharing.is_divided(node),
         )
 
-    def _device(self, row: int, tenants: tuple[str, ...]) -> ExpectedDevice:
+    def _device(self, row: int, tenants: tuple[str, ...], model_id: int) -> ExpectedDevice:
         info = self._store.info(row)
         return ExpectedDevice(
             row=row,
             mig_profile=info.mig_profile if info else "",
             tenants=tenants,
             measured_at=self._store.reported_at(row),
-            model_id=self._model_id(info.model) if info else 0,
+            model_id=self._models.number(info.model) if info and info.model else model_id,
             place=info.place if info else None,
         )
 
@@ -541,18 +545,12 @@ class NodeAllocations:
         missing = min(expected.count, MAX_DEVICES) - len(behind)
         if missing <= 0:
             return behind
-        label_model = self._model_id(node.labels.get("nvidia.com/gpu.product", ""))
+        label_model = self._models.on(node)
         rows = self._store.placeholders(
             node.name, expected.resource, missing, expected.memory_bytes
         )
         self._store.set_lost(rows, is_lost=bool(behind))
         return (*behind, *(ExpectedDevice(row=row, model_id=label_model) for row in rows))
-
-    def _model_id(self, model: str) -> int:
-        if model not in self._model_ids:
-            words = normalize_model(model)
-            self._model_ids[model] = self._models.setdefault(words, len(self._models))
-        return self._model_ids[model]
 
     def _note_tenants(
         self, name: str, pods: Sequence[PodRecord], tenants: TenantsByRow, now: float

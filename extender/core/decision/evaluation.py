@@ -20,9 +20,9 @@ from extender.core.decision.assessment import (
 from extender.core.decision.filtering import Code, Codes, reject
 from extender.core.decision.fragmentation import stranded
 from extender.core.decision.landing import assume, closed_slots, count_freed
-from extender.core.decision.scoring import KINDS, PLACES, mean, score, weighs_stranded
+from extender.core.decision.scoring import KINDS, PERHAPS, PLACES, mean, score, weighs_stranded
 from extender.core.decision.victims import batch_after
-from extender.core.devices.gpu_models import normalize_model
+from extender.core.devices.gpu_models import is_model, models_in
 from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
@@ -87,7 +87,8 @@ class Evaluation:
 def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
     """Return the rank of each model in a pod's list: `PLACES` for the first, 0 if unlisted.
 
-    An entry matches models that contain its words, so `H100` matches `NVIDIA H100 80GB HBM3`. An
+    An entry matches models with its words, so `H100` matches `NVIDIA H100 80GB HBM3`. Of a node
+    with several models the worst rank counts; if only some are listed, the rank is `PERHAPS`. An
     empty list ranks all models first.
 
     Example:
@@ -96,13 +97,32 @@ def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
     """
     if not preferred:
         return np.full(len(models), PLACES, dtype=np.intp)
-    places = [0] * len(models)
-    for place, preference in enumerate(preferred):
-        words = f" {normalize_model(preference)} "
-        for model_id, model in enumerate(models):
-            if not places[model_id] and words in f" {model} ":
-                places[model_id] = max(PLACES - place, 1)
-    return np.array(places, dtype=np.intp)
+    ranks = [[_rank(each, preferred) for each in models_in(model)] for model in models]
+    return np.array([min(each) or min(max(each), PERHAPS) for each in ranks], dtype=np.intp)
+
+
+def _rank(model: str, preferred: Sequence[str]) -> int:
+    found = (at for at, wanted in enumerate(preferred) if is_model(model, wanted))
+    place = next(found, None)
+    return 0 if place is None else max(PLACES - place, PERHAPS + 1)
+
+
+def are_accepted(models: Sequence[str], required: Sequence[str]) -> Flags:
+    """Return whether a pod that requires certain models accepts each model; () accepts all.
+
+    Of a node with several models the pod must accept each.
+
+    Example:
+        >>> are_accepted(["", "nvidia a2", "nvidia t4", "nvidia a2 | nvidia t4"], ["T4"])
+        array([False, False,  True, False])
+    """
+    if not required:
+        return np.ones(len(models), dtype=np.bool_)
+    accepted = (
+        all(any(is_model(each, one) for one in required) for each in models_in(model))
+        for model in models
+    )
+    return np.fromiter(accepted, np.bool_, len(models))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +229,7 @@ class Wants:
             strategy=np.array([KINDS[request.strategy]]),
             requires_idle=np.array([request.requires_idle]),
             model=model_places(models, request.preferred_models)[batch.model_id],
-            is_wrong_model=model_places(models, request.required_models)[batch.model_id] == 0,
+            is_wrong_model=~are_accepted(models, request.required_models)[batch.model_id],
             hosts=HostRequests.of([request], [1]),
             weighs_price=np.array([not request.names_models]),
         )
@@ -231,9 +251,8 @@ class Wants:
         lengths = list(map(len, model_ids))
         requests = [question.request for question in questions]
 
-        def places(wanted: Iterable[Sequence[str]]) -> Rows:
-            of = (model_places(models, listed) for listed in wanted)
-            return np.concatenate([each[ids] for each, ids in zip(of, model_ids, strict=True)])
+        required = (are_accepted(models, request.required_models) for request in requests)
+        preferred = (model_places(models, request.preferred_models) for request in requests)
 
         def column(values: Iterable[int]) -> Rows:
             return np.repeat(np.fromiter(values, np.intp, len(questions)), lengths)
@@ -242,8 +261,8 @@ class Wants:
             asks=DeviceRequests.joined([question.ask for question in questions], lengths),
             strategy=column(KINDS[request.strategy] for request in requests),
             requires_idle=column(request.requires_idle for request in requests) > 0,
-            model=places(request.preferred_models for request in requests),
-            is_wrong_model=places(request.required_models for request in requests) == 0,
+            model=np.concatenate(list(map(np.take, preferred, model_ids))),
+            is_wrong_model=~np.concatenate(list(map(np.take, required, model_ids))),
             hosts=HostRequests.of(requests, lengths),
             weighs_price=column(not request.names_models for request in requests) > 0,
         )

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from extender.core.devices.gpu_models import short_model
+from extender.core.devices.gpu_models import is_model, models_in, short_model
 from extender.core.nodes.seen_requests import SeenRequests
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 
@@ -97,15 +97,17 @@ def _suits(seen: SeenRequests, models: tuple[str, ...]) -> Flags:
     return np.array(
         [
             [
-                not kind.models
-                or short_model(model) in kind.models
-                or any(f" {wanted} " in f" {model} " for wanted in kind.models)
+                not kind.models or all(_is_any(each, kind.models) for each in models_in(model))
                 for kind in seen.kinds
             ]
             for model in models
         ],
         dtype=np.bool_,
     )
+
+
+def _is_any(model: str, accepted: tuple[str, ...]) -> bool:
+    return short_model(model) in accepted or any(is_model(model, one) for one in accepted)
 
 
 def _whole(batch: Batch, seen: SeenRequests, takes: Flags, count: Rows) -> Ratios:

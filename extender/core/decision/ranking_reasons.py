@@ -16,6 +16,8 @@ _ROOM: Final = "room for such a pod's memory on"
 ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
+MAY_GET: Final = -1
+"""Place of a node with several models, of which the pod's list has some."""
 _TOGETHER: Final = {JOINED: "joined by NVLink", NEAR: "on one NUMA node"}
 NOMINATED: Final = "nominated: pods that are being deleted make it do"
 """Reason of a nominated node that passes only after deleted pods have left it."""
@@ -39,7 +41,8 @@ class Grounds:
         suspicion: share of the certainty that early failures cost.
         price: price of a GPU-hour, None if it does not count for the pod.
         group: nearness of the node to the pod's group, "" without a group.
-        place: rank in the pod's list of models, from 1; 0 if unlisted, None without a list.
+        place: rank in the pod's list of models, from 1; 0 if unlisted, `MAY_GET` if some of
+            several models are listed, None without a list.
         strategy: the pod's strategy.
         is_shared: the resource counts replicas.
         allocatable: devices or replicas that the kubelet offers.
@@ -106,7 +109,8 @@ def _landing(grounds: Grounds) -> str:
 def _doubts(grounds: Grounds) -> Iterator[str]:
     """Yield the clauses about model, price, memory, health, failures and the devices' topology."""
     if grounds.place is not None:
-        yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
+        places = {0: f"no {PREFERRED}", MAY_GET: f"perhaps a {PREFERRED}"}
+        yield places.get(grounds.place, f"{PREFERRED} {grounds.place}")
     if grounds.price is not None:
         yield f"{grounds.price:g} per GPU-hour"
     if grounds.room < 1:

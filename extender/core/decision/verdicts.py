@@ -26,9 +26,17 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import NOT_NEAR, Nearness
 from extender.core.decision.health_causes import blamed_siblings, ill_health
 from extender.core.decision.landing import count_freed
-from extender.core.decision.ranking_reasons import NOMINATED, Grounds, reason
+from extender.core.decision.ranking_reasons import MAY_GET, NOMINATED, Grounds, reason
 from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down
-from extender.core.decision.scoring import PLACES, UNITS, free_after, idle_devices, mean, penalty
+from extender.core.decision.scoring import (
+    PERHAPS,
+    PLACES,
+    UNITS,
+    free_after,
+    idle_devices,
+    mean,
+    penalty,
+)
 from extender.core.nodes.batches import take_batch, with_rows
 from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import NO_PRICE, Batch, Pool, Ratios, Rows, Snapshot
@@ -454,8 +462,8 @@ def _price_of(evidence: VerdictEvidence, at: int) -> float | None:
 
 
 def _place_in_words(place: int) -> int:
-    """Return a rank counted from 1 for the first, 0 if unlisted."""
-    return PLACES + 1 - place if place else 0
+    """Return a rank counted from 1 for the first, 0 if unlisted, `MAY_GET` if only some are."""
+    return MAY_GET if place == PERHAPS else PLACES + 1 - place if place else 0
 
 
 def _question(evidence: VerdictEvidence) -> EvaluationRequest:

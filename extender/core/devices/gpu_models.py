@@ -1,8 +1,10 @@
 """Sharing options of NVIDIA's cards: MIG instances, and memory caps under MPS."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -15,6 +17,58 @@ def normalize_model(model: str) -> str:
         'nvidia a100 sxm4 40gb'
     """
     return " ".join(model.lower().replace("-", " ").replace("_", " ").split())
+
+
+_ALONE: Final = re.compile(
+    r"\b(gtx|rtx|titan)(?=\d{4}|rtx|pro|v\b|xp?\b)|(?<=\d{4})(?=(?:ti|super)\b)"
+)
+"""Ends of words that users write together with the next word: `rtx4090`, `3060ti`."""
+
+_BETWEEN: Final = " | "
+"""Separates the models of a node with several."""
+
+
+def join_models(models: Iterable[str]) -> str:
+    """Return one name for the different models of a node."""
+    return _BETWEEN.join(sorted(set(models)))
+
+
+def models_in(name: str) -> list[str]:
+    """Return the models in a name from `join_models`, or the only one.
+
+    Example:
+        >>> models_in(join_models(["nvidia t4", "nvidia a2", "nvidia t4"]))
+        ['nvidia a2', 'nvidia t4']
+    """
+    return name.split(_BETWEEN)
+
+
+@lru_cache(maxsize=4096)
+def is_model(name: str, wanted: str) -> bool:
+    """Return whether a model has all words that users name; of several models, each of them.
+
+    The maker, and what node labels add about sharing and MIG, say nothing about a model.
+
+    Example:
+        >>> is_model("nvidia a100 sxm4 80gb", "A100-80GB"), is_model("nvidia a100 sxm4 80gb", "A10")
+        (True, False)
+        >>> is_model("nvidia geforce rtx 4090", "rtx4090"), is_model("nvidia l4", "L4-SHARED")
+        (True, True)
+        >>> is_model("tesla t4", "nvidia-tesla-t4"), is_model("nvidia a2 | nvidia t4", "T4")
+        (True, False)
+    """
+    words = _words_of(_without_sharing(normalize_model(wanted)))
+    words = words - _NOT_SPELLED or words
+    return all(words <= _words_of(normalize_model(model)) for model in models_in(name))
+
+
+def _words_of(model: str) -> frozenset[str]:
+    return frozenset(_ALONE.sub(r"\g<0> ", model).split())
+
+
+def _without_sharing(model: str) -> str:
+    """Return a normalized model name without what node labels add about sharing and MIG."""
+    return model.partition(" mig ")[0].removesuffix(" shared")
 
 
 _NOT_SPELLED: Final = frozenset({"nvidia", "tesla"})
@@ -36,7 +90,7 @@ def model_name(model: str) -> str:
         >>> model_name("NVIDIA GeForce RTX 3060 Ti"), model_name("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")
         ('GeForce RTX 3060 Ti', 'A100 SXM4 40GB')
     """
-    name = normalize_model(model).partition(" mig ")[0].removesuffix(" shared")
+    name = _without_sharing(normalize_model(model))
     return " ".join(
         _SPELLED.get(word, word.capitalize() if word.isalpha() else word.upper())
         for word in name.split()

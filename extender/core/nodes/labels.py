@@ -15,19 +15,25 @@ POOL_LABELS: Final = (
 )
 """Labels for the node pool, set by cloud providers and Karpenter; Cluster Autoscaler sets none."""
 
+MODEL_LABELS: Final = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+"""Labels with the model of a node's GPUs, the most exact first."""
+
 ZONE: Final = "topology.kubernetes.io/zone"
 
 _LABELS_SHOWN: Final = frozenset(
     {
         *POOL_LABELS,
-        "cloud.google.com/gke-accelerator",
+        *MODEL_LABELS,
         "cloud.google.com/gke-gpu-partition-size",
         "cloud.google.com/gke-gpu-sharing-strategy",
         "cloud.google.com/gke-max-shared-clients-per-gpu",
-        "k8s.amazonaws.com/accelerator",
         "karpenter.k8s.aws/instance-gpu-count",
         "karpenter.k8s.aws/instance-gpu-memory",
-        "karpenter.k8s.aws/instance-gpu-name",
         "kubernetes.azure.com/accelerator",
         "node.kubernetes.io/instance-type",
         POLICY_LABEL,

@@ -23,7 +23,7 @@ from extender.core.nodes.host_resources import (
     requested,
 )
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord, Taint
-from extender.core.nodes.labels import HOSTNAME, is_kept, is_shown
+from extender.core.nodes.labels import HOSTNAME, MODEL_LABELS, is_kept, is_shown
 from extender.core.nodes.node_selection import (
     Selection,
     has_preferences,
@@ -58,14 +58,6 @@ from extender.sources.kubernetes.pod_failures import (
 )
 from extender.sources.kubernetes.timestamps import parse_time
 
-_MODEL_LABELS: Final = (
-    "nvidia.com/gpu.product",
-    "cloud.google.com/gke-accelerator",
-    "k8s.amazonaws.com/accelerator",
-    "karpenter.k8s.aws/instance-gpu-name",
-)
-"""Node labels with the model of the node's GPUs."""
-
 
 def wanted_model(raw: Mapping[str, object]) -> str:
     """Return the short name of the GPU model that a Pod object asks for, "" if it asks for none.
@@ -88,12 +80,12 @@ def wanted_model(raw: Mapping[str, object]) -> str:
 
 def _selected(spec: Mapping[str, object]) -> Iterator[str]:
     selector = mapping_of(spec.get("nodeSelector"))
-    yield from (text_of(selector.get(label)) for label in _MODEL_LABELS)
+    yield from (text_of(selector.get(label)) for label in MODEL_LABELS)
     by_node = mapping_of(mapping_of(spec.get("affinity")).get("nodeAffinity"))
     required = mapping_of(by_node.get("requiredDuringSchedulingIgnoredDuringExecution"))
     for term in objects_of(required.get("nodeSelectorTerms")):
         for expression in objects_of(term.get("matchExpressions")):
-            if expression.get("key") in _MODEL_LABELS and expression.get("operator") == "In":
+            if expression.get("key") in MODEL_LABELS and expression.get("operator") == "In":
                 yield from map(text_of, items_of(expression.get("values")))
 
 

@@ -94,6 +94,9 @@ def test_a_resource_that_no_known_node_offers_refuses_no_node() -> None:
         (("H100-80GB", "NVIDIA"), [0, 16, 15, 0]),
         (("H10",), [0, 0, 0, 0]),
         (("H100", "H100"), [0, 16, 0, 0]),
+        (("A100-40GB", "hbm3 h100"), [0, 15, 16, 0]),
+        (("nvidia-tesla-t4", "NVIDIA-H100-80GB-HBM3-SHARED"), [0, 15, 0, 16]),
+        (("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb",), [0, 0, 16, 0]),
         ((), [16, 16, 16, 16]),
     ],
 )
@@ -103,6 +106,16 @@ def test_a_preference_matches_whole_words_of_a_model(
     models = ["", "nvidia h100 80gb hbm3", "nvidia a100 sxm4 40gb", "tesla t4"]
 
     assert model_places(models, preferred).tolist() == places
+
+
+@pytest.mark.parametrize(
+    ("preferred", "place"),
+    [(("A2", "T4"), 15), (("T4",), 1), (("L4",), 0), (("L4",) * 15 + ("A2", "T4"), 2)],
+)
+def test_of_several_models_the_last_one_in_the_list_counts(
+    preferred: tuple[str, ...], place: int
+) -> None:
+    assert model_places(["nvidia a2 | tesla t4"], preferred).tolist() == [place]
 
 
 def test_tentative_pods_count_on_their_node_at_once() -> None:
