@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from extender.core.nodes.node_names import near_names
-from extender.core.nodes.snapshot import Snapshot
+from extender.core.nodes.snapshot import PoolRow, Snapshot, Telemetry
 from extender.core.request.annotations import Annotation, AnnotationProblem
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy
@@ -44,17 +44,28 @@ def rows_by_index(node: str, store: DeviceStore) -> Mapping[int, set[int]]:
 
 
 def _is_free(target: Target, request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> bool:
-    """Return whether the pod can get the GPUs that a target names."""
+    """Return whether the GPUs that a target names are free for the pod, and work."""
     if not target.devices or not target.is_usable:
         return True
     pool = snapshot.pools.get(request.resource)
     if pool is None or target.node not in pool.row_of:
         return False
     row = pool.rows[pool.row_of[target.node]]
-    free = {slot for slot, used in zip(row.slots, row.used, strict=True) if used < row.replicas}
+    free = {
+        slot
+        for slot, used in zip(row.slots, row.used, strict=True)
+        if used < row.replicas and not _is_bad(slot, row, snapshot.telemetry)
+    }
     known = rows_by_index(target.node, store)
     suitable = sum(not free.isdisjoint(known.get(index, ())) for index in target.devices)
     return suitable >= min(request.count, len(target.devices))
+
+
+def _is_bad(slot: int, row: PoolRow, telemetry: Telemetry) -> bool:
+    """Return whether a device cannot work, or is used whole by processes outside Kubernetes."""
+    if slot >= len(telemetry.is_excluded):  # the device is newer than the snapshot
+        return False
+    return bool(telemetry.is_excluded[slot] or (telemetry.is_foreign[slot] and not row.is_shared))
 
 
 def target_problems(

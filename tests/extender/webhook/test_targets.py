@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy, parse_targets
@@ -78,6 +79,18 @@ def test_a_target_whose_gpus_are_held_comes_after_one_whose_gpus_are_free() -> N
     assert passing(world, aimed(world, "a::0,1;b::0")) == ["a"]
     assert passing(world, aimed(world, "a::0,1;b::0,1", count=2)) == ["b"]
     assert passing(world, aimed(world, "a::0")) == ["a"], "the node is binding, its GPUs are not"
+
+
+@pytest.mark.parametrize("values", [{Signal.XID: 48.0}, BUSY])
+def test_a_target_whose_free_gpus_are_broken_or_in_foreign_use_comes_after_one_whose_gpus_are_good(
+    values: dict[Signal, float],
+) -> None:
+    world = three_nodes()
+    world.card("a", 0).values.update(values)
+    world.read_after(30, 3)
+
+    assert passing(world, aimed(world, "a::0;b::0")) == ["b"]
+    assert passing(world, aimed(world, "a::1;b::0")) == ["a"]
 
 
 def test_mig_instances_are_found_by_the_index_of_their_card() -> None:
