@@ -75,3 +75,24 @@ async def test_only_the_models_that_a_pod_requires_will_do(world: World) -> None
     message = await world.client.wait_unschedulable(waiting)
     assert "GPUs of other models than the pod requires" in message
     assert await world.place(pod("any")) == old
+
+
+async def test_a_model_may_be_written_as_a_node_label_has_it(world: World) -> None:
+    world.add("a-v100", 4, V100)
+    wanted = world.add("z-a100", 2, A100_40GB)
+    await world.start()
+
+    for at, model in enumerate(("A100-40GB", "NVIDIA-A100-SXM4-40GB-SHARED")):
+        only = {"idlegpu.io/require-models": model}
+        assert await world.place(pod(f"only-{at}", annotations=only)) == wanted
+
+
+async def test_a_target_whose_named_gpu_is_broken_is_tried_later(world: World) -> None:
+    broken, sound = world.add("a-broken", 2), world.add("b-sound", 2)
+    world.fleet.set_xid(broken, 0, 48)
+    await world.start()
+    await world.wait_state(broken, 0, "unhealthy")
+
+    both = target(f"{broken}::0;{sound}::0")
+
+    assert await world.place(pod("first", annotations=both)) == sound
