@@ -15,6 +15,7 @@ from extender.api.fleet_routes import FleetRoutes
 from extender.api.health_routes import health_routes
 from extender.api.metrics_route import export_ports, export_state, metrics_route
 from extender.api.page.routes import STREAM, PageRoutes
+from extender.api.pod_routes import PodRoutes
 from extender.effects.events import AnnotationWarnings, EventWriter
 from extender.effects.peers import build_peers
 from extender.effects.placement_events import PlacementEvents
@@ -23,7 +24,7 @@ from extender.effects.waker_runner import WakerRunner
 from extender.fleet.fleet import Fleet
 from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.decisions import DecisionRoutes
-from extender.insight.explain_routes import ExplainRoutes
+from extender.insight.regret_table import RegretTable
 from extender.insight.replicas import Replicas
 from extender.insight.shadow_mode import ShadowMode
 from extender.kube.client import KubeClient
@@ -242,7 +243,7 @@ class Extender:
             self.source_manager.unreadable,
             host_pods=self.source_manager.host_pods,
         )
-        self.explain_routes = ExplainRoutes(
+        self.pod_routes = PodRoutes(
             self.placer,
             self.source_manager.resources,
             clock,
@@ -250,7 +251,7 @@ class Extender:
             prices=settings.policy().prices,
             metrics=self.metrics,
         )
-        self.regret_table = self.shadow_mode.regret_table(replicas)
+        self.regret_table = RegretTable(lambda: self.shadow_mode.regret, replicas)
         self.bypassed_pods_table = BypassedPodsTable(self.bypassed_pods)
         self.page = PageRoutes(
             self.fleet,
@@ -287,7 +288,7 @@ class Extender:
             self.regret_table,
             self.page.lost,
             self.fleet_routes.decisions,
-            self.explain_routes,
+            self.pod_routes,
         )
         routes = self.webhooks.routes()
         for part in peer_parts:
@@ -322,7 +323,7 @@ class Extender:
             self.regret_table,
             self.access,
             self.fleet_routes,
-            self.explain_routes,
+            self.pod_routes,
         ):
             app.add_routes(part.routes())
         self.page.add_to(app)
@@ -361,7 +362,7 @@ class Extender:
         """Run the sources and all background tasks until cancelled; restart each that fails."""
         async with self.tasks as tasks:
             tasks.start("gc", self.gc_control.run)
-            self.source_manager.start(past_use=self.explain_routes.idleness)
+            self.source_manager.start(past_use=self.pod_routes.idleness)
             self.waker_runner.start()
             tasks.start("allocate", self.warm_up.allocate)
             tasks.start("evaluate", self.warm_up.evaluate)
@@ -372,8 +373,8 @@ class Extender:
             tasks.start("binding attribution", self.binding_attribution.run)
             tasks.start("shadow mode", self.shadow_mode.run)
             tasks.start("page", self.page.run)
-            tasks.start("idleness", self.explain_routes.run)
-            tasks.start("usage", self.explain_routes.usage.run)
+            tasks.start("idleness", self.pod_routes.run)
+            tasks.start("usage", self.pod_routes.usage.run)
             if self.peers is not None:
                 tasks.start("peers", self.peers.run)
             if self.admission is not None:
@@ -394,7 +395,7 @@ class Extender:
         self.webhooks.adopt(settings)
         self.events.adopt(settings)
         self.bypassed_pods.adopt(settings)
-        self.explain_routes.adopt(settings)
+        self.pod_routes.adopt(settings)
         self.page.adopt(settings)
         self.fleet_metrics.adopt(settings)
         if settings.log != before.log:

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from extender.api.fleet_routes import FleetRoutes
+from extender.api.pod_routes import PodRoutes
 from extender.core.decision.decision import Decision
 from extender.core.devices.readings import DeviceInfo, DeviceKey, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
@@ -21,7 +22,6 @@ from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import finish
 from extender.fleet.fleet import Fleet
 from extender.insight.advice import AdviceRoutes
-from extender.insight.explain_routes import ExplainRoutes
 from extender.insight.last_hour import Plots
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.short_memory import ShortMemory
@@ -142,10 +142,8 @@ class World:
         return RequestLog(self.fleet, clock=self.clock, monotonic=self.clock)
 
     @cached_property
-    def why(self) -> ExplainRoutes:
-        return ExplainRoutes(
-            self.placer, lambda: self.resources, self.clock, replicas=self.replicas
-        )
+    def why(self) -> PodRoutes:
+        return PodRoutes(self.placer, lambda: self.resources, self.clock, replicas=self.replicas)
 
     @cached_property
     def memory(self) -> ShortMemory:

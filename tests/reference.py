@@ -26,8 +26,8 @@ from agent.options import Options
 from agent.sampler import Sampler
 from extender.api.metrics_route import export_ports
 from extender.app import Extender
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.findings import Check
-from extender.cli.doctor.table import CHECKS
 from extender.core.policy import Health
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings

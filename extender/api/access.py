@@ -16,8 +16,7 @@ from prometheus_client import Counter
 
 from extender.answers import routes
 from extender.answers.service import Session
-from extender.api.caller import Caller
-from extender.api.caller_cache import HEADER, SESSION_PATH, Callers
+from extender.api.caller import HEADER, SESSION_PATH, Caller, Callers
 from extender.core.name_counts import NameCounts
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet

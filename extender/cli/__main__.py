@@ -1,15 +1,16 @@
-"""Entry point of the command line: import the subcommand, map errors to exit statuses."""
+"""Entry points of the command line: run or complete a subcommand, imported only when it runs."""
 
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, ShellComplete
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.remote.errors import ClientError
@@ -142,6 +143,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     program = Path(sys.argv[0]).name
     name = "kubectl idlegpu" if program.startswith("kubectl-") else "idlegpu"
     idlegpu.main(args=None if arguments is None else list(arguments), prog_name=name)
+
+
+class _Directive(IntEnum):
+    """Instruction to the shell, with the numbers of cobra, kubectl's command-line library."""
+
+    FILES = 0
+    NO_FILES = 4
+    FOLDERS = 16
+
+
+_DIRECTIVES = {"file": _Directive.FILES, "dir": _Directive.FOLDERS}
+"""Directives by the `type` of click's completion items."""
+
+
+def complete(arguments: Sequence[str] | None = None) -> None:
+    """Write the completions of the last word for kubectl, which runs `kubectl_complete-idlegpu`.
+
+    The output has cobra's format: one candidate per line, a tab, its description; on the last line
+    a colon and a `_Directive`.
+
+    Args:
+        arguments: words after `idlegpu`, the last one incomplete; None for those of the process.
+    """
+    *before, typed = (sys.argv[1:] if arguments is None else arguments) or [""]
+    found = ShellComplete(idlegpu, {}, "kubectl idlegpu", "").get_completions(before, typed)
+    for line in _completion_lines(found):
+        click.echo(line)
+
+
+def _completion_lines(found: Iterable[CompletionItem]) -> Iterator[str]:
+    directive = _Directive.NO_FILES
+    for item in found:
+        if item.type in _DIRECTIVES:
+            directive = _DIRECTIVES[item.type]
+        else:
+            yield f"{item.value}\t{item.help}" if item.help else str(item.value)
+    yield f":{directive}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.answers.holding import HolderAnswer, SumsAnswer
 from extender.answers.routes import Route
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -15,6 +16,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
 SHADOW: Final = "in shadow mode kube-scheduler does not receive the choice: nothing changes"
+IDLE_MIG: Final = ">IDLE MIG"
+"""Column of idle MIG instances, as `idle_of` formats them."""
 GIB: Final = float(1 << 30)
 
 _SPAN: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s?)?")
@@ -62,6 +65,23 @@ def money(amount: float | None) -> str:
         ('12,345.68', '?')
     """
     return UNKNOWN if amount is None else f"{amount:,.2f}"
+
+
+def summed(sums: SumsAnswer) -> str:
+    """Format the GPU-hours and costs of several pods as one line."""
+    hours = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
+    if sums.cost is None:
+        return hours
+    return f"{hours}: {money(sums.cost)}, {money(sums.cost_idle)} of it idle"
+
+
+def idle_of(one: HolderAnswer | SumsAnswer, *, has_mig: bool) -> list[str]:
+    """Format the idle GPUs and, if any pod has some, the idle MIG instances."""
+    gpus = f"{one.gpus_idle}/{one.gpus}" if one.gpus else NOTHING
+    if not has_mig:
+        return [gpus]
+    instances = f"{one.mig_instances_idle}/{one.mig_instances}"
+    return [gpus, instances if one.mig_instances else NOTHING]
 
 
 def span(seconds: float | None) -> str:

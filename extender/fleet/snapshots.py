@@ -1,27 +1,37 @@
 """Build each snapshot from the previous one.
 
 A few changed nodes become dirty rows of the pools (`pools.update_pools`). Other changes, such as
-new readings of many devices, or added and removed nodes, take a refresh (`refresh`): all devices
+new readings of many devices, or added and removed nodes, take a refresh (`_Refresh`): all devices
 are estimated again, and each pool begins a new version. A refresh runs in cooperative steps between
 requests; nodes that change meanwhile are dirty rows of its result.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields, replace
+from itertools import islice
 from math import inf
 from types import MappingProxyType
 
+from extender.core.decision.health_causes import renumber
 from extender.core.decision.landing import NONE_OUT
 from extender.core.decision.signals import estimate, estimate_again
 from extender.core.nodes.node_index import NodeIndex
-from extender.core.nodes.seen_requests import NONE_SEEN, RequestTable
-from extender.core.nodes.snapshot import Flags, Snapshot
+from extender.core.nodes.seen_requests import NONE_SEEN, RequestTable, SeenRequests
+from extender.core.nodes.snapshot import Flags, Pool, Snapshot, Telemetry
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.allocation import NodeAllocations
 from extender.fleet.failures import FailureLog
-from extender.fleet.pools import build_pools, fits_pools, refresh_pools, update_pools
-from extender.fleet.refresh import Refresh, with_current_rows, with_requests
+from extender.fleet.pools import (
+    RowsByNode,
+    build_pools,
+    fits_pools,
+    refresh_pools,
+    update_pools,
+    with_estimates,
+    with_rows,
+    written_batch,
+)
 from extender.fleet.store import DeviceStore
 
 REFRESH_SECONDS = 10.0
@@ -34,8 +44,11 @@ _MAX_READ_NODES = 32
 """Maximum number of nodes with new readings that are estimated one by one between two refreshes.
 Each one is a dirty row for cached evaluations."""
 
-PIECE_NODES = 256
+_PIECE_NODES = 256
 """Nodes that become dirty rows per cooperative step: about a millisecond."""
+
+_ESTIMATED_NODES = 250
+"""Nodes whose devices a refresh estimates per cooperative step: about a millisecond."""
 
 OVERDUE_SECONDS = 30.0
 """Age of the estimates at which a query refreshes them itself instead of waiting for the task."""
@@ -86,7 +99,7 @@ class Snapshots:
         self._shape, self._snapshot_shape = 1, 0
         self._outdated: set[str] = set()
         """Nodes whose inputs changed after a refresh had estimated their devices."""
-        self._refresh: Refresh | None = None
+        self._refresh: _Refresh | None = None
 
     def is_out(self) -> Flags:
         """Return which devices are estimated to be out of order, as in `Telemetry.is_out`."""
@@ -101,7 +114,7 @@ class Snapshots:
     def is_far_behind(self) -> bool:
         """Whether so many nodes have changed that the next snapshot should be built now."""
         has_snapshot = self._in_steps and self.current is not None
-        return has_snapshot and len(self.changed) >= PIECE_NODES
+        return has_snapshot and len(self.changed) >= _PIECE_NODES
 
     def mark_reshaped(self) -> None:
         """Record that nodes or devices were added or removed."""
@@ -183,13 +196,13 @@ class Snapshots:
         reshaped = (
             (dict(self._allocations.rows), frozenset(nodes)) if shape != snapshot_shape else None
         )
-        refresh = Refresh(before, self._policy, now, self._store.capacity)
+        refresh = _Refresh(before, self._policy, now, self._store.capacity)
         self._refresh = refresh
         is_done = False
         try:
             suspicion = self._failures.suspicion(now)
             made = yield from refresh.steps(self._store, suspicion, self._versions, reshaped)
-            made = with_requests(made, self._requests.publish())
+            made = _with_requests(made, self._requests.publish())
             if prepare is not None:
                 yield from prepare(made)
             current = latest()
@@ -204,7 +217,7 @@ class Snapshots:
         if is_done:
             rows = self._allocations.rows
             allocated = {name: rows[name] for name in refresh.changed if name in rows}
-            self.current = with_current_rows(made, allocated, current.version + 1)
+            self.current = _with_current_rows(made, allocated, current.version + 1)
             self._outdated |= refresh.to_estimate
             self._estimated_at, self._snapshot_shape = now, shape
         yield from self._estimate_outdated(latest)
@@ -212,7 +225,7 @@ class Snapshots:
     def _estimate_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
         """Estimate nodes that changed during a refresh again, some per cooperative step."""
         while self._outdated:
-            for _ in range(min(PIECE_NODES, len(self._outdated))):
+            for _ in range(min(_PIECE_NODES, len(self._outdated))):
                 self.mark_changed(self._outdated.pop(), needs_estimate=True)
             if self._outdated:
                 yield
@@ -310,3 +323,124 @@ class Snapshots:
             telemetry=telemetry,
             models=self._allocations.models,
         )
+
+
+class _Refresh:
+    """Build a snapshot with new estimates of all devices and the pools of all nodes.
+
+    Args:
+        before: snapshot to replace.
+        policy: settings of the decision.
+        now: seconds since the epoch.
+        capacity: number of device rows.
+    """
+
+    def __init__(self, before: Snapshot, policy: Policy, now: float, capacity: int) -> None:
+        self._before = before
+        self._policy = policy
+        self._now = now
+        self._telemetry = Telemetry.missing(capacity)
+        self.changed: set[str] = set()
+        """Nodes whose allocations have changed since the refresh began."""
+        self.to_estimate: set[str] = set()
+        """Nodes to estimate once more: the inputs of their estimates have changed since the refresh
+        began."""
+
+    def steps(
+        self,
+        store: DeviceStore,
+        suspicion: Mapping[str, float],
+        version: int,
+        reshaped: tuple[RowsByNode, frozenset[str]] | None,
+    ) -> Steps[Snapshot]:
+        """Build the next snapshot.
+
+        Args:
+            store: devices and their readings.
+            suspicion: share of certainty that a node loses for early failures, by node.
+            version: version of the pools.
+            reshaped: rows of all nodes, and the names of all nodes, if nodes or devices were added
+                or removed since the previous snapshot; None otherwise.
+        """
+        names = iter(store.nodes)
+        while some := list(islice(names, _ESTIMATED_NODES)):
+            self._estimate(store, some)
+            yield
+        before = self._before
+        nodes, node_index = before.nodes, before.node_index
+        if reshaped is None:
+            pools = yield from self._pools_with_estimates(suspicion)
+        else:
+            rows, nodes = reshaped
+            pools = yield from build_pools(rows, self._telemetry, suspicion, before.pools)
+            listed = {resource: pool.nodes for resource, pool in pools.items()}
+            node_index = yield from NodeIndex.in_steps(nodes, listed, before.node_index)
+        pools = {resource: replace(pool, version=version) for resource, pool in pools.items()}
+        return replace(
+            before,
+            at=self._now,
+            nodes=nodes,
+            node_index=node_index,
+            pools=MappingProxyType(pools),
+            telemetry=self._telemetry,
+        )
+
+    def _pools_with_estimates(self, suspicion: Mapping[str, float]) -> Steps[dict[str, Pool]]:
+        """Return the previous pools with the new estimates."""
+        pools = {}
+        for resource, pool in self._before.pools.items():
+            batch = written_batch(pool)
+            yield
+            telemetry = yield from self._telemetry.take_in_steps(batch.slots)
+            pools[resource] = with_estimates(pool, batch, telemetry, suspicion)
+            yield
+        return pools
+
+    def is_valid_under(self, policy: Policy) -> bool:
+        """Return whether the result is still valid: the policy has not changed."""
+        return policy is self._policy
+
+    def _estimate(self, store: DeviceStore, nodes: Iterable[str]) -> None:
+        """Estimate all devices of the given nodes; an estimate may depend on sibling devices."""
+        rows = store.rows_on(nodes)
+        rows = rows[rows < len(self._telemetry.utilization)]  # later ones were added meanwhile
+        part, _ = estimate(store.evidence(rows), self._policy, self._now)
+        part = replace(part, cause=renumber(part.cause, rows))
+        for column in fields(part):
+            getattr(self._telemetry, column.name)[rows] = getattr(part, column.name)
+
+
+def _with_requests(made: Snapshot, seen: Mapping[str, SeenRequests]) -> Snapshot:
+    """Return a snapshot of a new version with the requests seen so far, by resource."""
+    pools = {
+        resource: replace(pool, seen=seen.get(resource, NONE_SEEN))
+        for resource, pool in made.pools.items()
+    }
+    return replace(made, pools=MappingProxyType(pools))
+
+
+def _with_current_rows(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:
+    """Return a snapshot that was built in steps, with the current allocations.
+
+    The caller then estimates the nodes again whose inputs changed meanwhile.
+
+    Args:
+        made: the snapshot.
+        rows: current rows of the nodes that changed while it was built.
+        version: version of the returned snapshot.
+    """
+    pools, capacity = {}, len(made.telemetry.utilization)
+    fitting = {
+        node: of_node
+        for node, of_node in rows.items()
+        if fits_pools(made.pools, node, of_node, capacity)
+    }
+    for resource, pool in made.pools.items():
+        changed = {
+            pool.row_of[node]: of_node[resource]
+            for node, of_node in fitting.items()
+            if resource in of_node
+        }
+        after = with_rows(pool.rows, changed)
+        pools[resource] = replace(pool, rows=after, dirty=tuple(changed)) if changed else pool
+    return replace(made, version=version, pools=MappingProxyType(pools))

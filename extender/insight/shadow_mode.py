@@ -10,9 +10,8 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.insight.decision_log.writer import DecisionLogWriter
-from extender.insight.regret_table import RegretMetrics, RegretTable
+from extender.insight.regret_table import RegretMetrics
 from extender.insight.regret_watch import RegretWatch
-from extender.insight.replicas import Replicas
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Weighed
 from extender.runtime.metrics import Metrics
@@ -88,10 +87,6 @@ class ShadowMode:
     def note_own(self, record: DecisionRecord) -> None:
         """Watch a bound pod for regret; this replica decided last about the pod."""
         self.regret.note(record)
-
-    def regret_table(self, replicas: Replicas) -> RegretTable:
-        """Return the regret table of this replica and the others, for the API."""
-        return RegretTable(lambda: self.regret, replicas)
 
     def degraded(self) -> Mapping[str, str]:
         """Return active problems by name that do not stop the webhooks from answering."""

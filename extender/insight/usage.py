@@ -1,24 +1,35 @@
-"""Record the GPU-hours and costs of all pods by hour, including pods that have ended."""
+"""GPU-hours and costs by group: of the pods that hold GPUs now, and of all pods of a period.
+
+The record of past hours also has the pods that have ended.
+"""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from extender.answers import routes
+from extender.answers.holding import CostGroup, Costs, UsageFigures, UsageGroup
 from extender.answers.holding import Usage as UsageAnswer
-from extender.answers.holding import UsageFigures, UsageGroup
 from extender.core.devices.gpu_models import model_name, short_model
 from extender.fleet.fleet import Fleet
-from extender.insight.holder_sums import HeldDevice, Holder
-from extender.insight.holders import PIECE_PODS, Holders
+from extender.insight.holder_sums import HeldDevice, Holder, Sums
+from extender.insight.holders import PIECE_PODS, PIECE_SHOWN, Holders
 from extender.runtime.metrics import Metrics
-from extender.server.json_answers import chunks, json_answer, moment
-from extender.server.query_parameters import read_number, serve
+from extender.server.json_answers import chunks, json_answer, moment, stream_answer
+from extender.server.query_parameters import (
+    QueryError,
+    read_boolean,
+    read_number,
+    serve,
+)
 from extender.server.redaction import sees
 
 logger = logging.getLogger(__name__)
@@ -53,7 +64,7 @@ class Group(NamedTuple):
 
 
 @dataclass(slots=True)
-class Usage:
+class _Usage:
     """Card-hours and costs; `cost` and `cost_idle` exclude pods without a price."""
 
     gpu_hours: float = 0.0
@@ -61,7 +72,7 @@ class Usage:
     cost: float = 0.0
     cost_idle: float = 0.0
 
-    def add(self, other: "Usage") -> None:
+    def add(self, other: "_Usage") -> None:
         """Add another usage."""
         self.gpu_hours += other.gpu_hours
         self.gpu_hours_idle += other.gpu_hours_idle
@@ -85,11 +96,11 @@ class _Rate:
     idle_share: float
     price: float | None
 
-    def over(self, seconds: float) -> Usage:
+    def over(self, seconds: float) -> _Usage:
         """Return the usage over some seconds."""
         hours = self.cards * seconds / HOUR
         price = self.price or 0.0
-        return Usage(
+        return _Usage(
             gpu_hours=hours,
             gpu_hours_idle=hours * self.idle_share,
             cost=hours * price,
@@ -102,7 +113,7 @@ class _Hour:
     """Usage by group in one hour; `number` counts hours since the epoch."""
 
     number: int
-    groups: dict[Group, Usage] = field(default_factory=dict)
+    groups: dict[Group, _Usage] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -234,7 +245,7 @@ class UsageRecord:
 
     def _add(self, hour: _Hour, rate: _Rate, seconds: float) -> None:
         used = rate.over(seconds)
-        hour.groups.setdefault(rate.group, Usage()).add(used)
+        hour.groups.setdefault(rate.group, _Usage()).add(used)
         if self._metrics is None:
             return
         for use, hours, cost in (
@@ -246,14 +257,14 @@ class UsageRecord:
             if rate.price is not None:
                 self._metrics.gpu_cost.labels(*labels).inc(max(cost, 0.0))
 
-    def since(self, seconds: float) -> Mapping[Group, Usage]:
+    def since(self, seconds: float) -> Mapping[Group, _Usage]:
         """Return the usage by group since this many seconds ago, rounded down to a whole hour."""
         first = int((self._clock() - seconds) // HOUR)
-        found: dict[Group, Usage] = {}
+        found: dict[Group, _Usage] = {}
         for hour in self._hours:
             if hour.number >= first:
                 for group, usage in hour.groups.items():
-                    found.setdefault(group, Usage()).add(usage)
+                    found.setdefault(group, _Usage()).add(usage)
         return found
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -266,7 +277,7 @@ class UsageRecord:
             if sees(group.namespace) and namespace in {None, group.namespace}
         ]
         seen.sort(key=lambda one: (-one[1].gpu_hours_idle, one[0]))
-        total = Usage()
+        total = _Usage()
         for _, usage in seen:
             total.add(usage)
         return json_answer(
@@ -278,3 +289,124 @@ class UsageRecord:
                 sums=UsageFigures(**asdict(total)),
             )
         )
+
+
+class _By(StrEnum):
+    """Grouping of costs."""
+
+    POD = "pod"
+    OWNER = "owner"
+    NAMESPACE = "namespace"
+
+
+@dataclass(slots=True, kw_only=True)
+class _GroupCosts:
+    """Sums over the pods of one group.
+
+    Attributes:
+        namespace: namespace of the pods.
+        name: name of the pod or owner; "" if the pods have no owner, or if the group is a
+            namespace.
+        sums: the sums.
+    """
+
+    namespace: str
+    name: str
+    sums: Sums = field(default_factory=Sums)
+
+    @property
+    def rank(self) -> tuple[float, float, str, str]:
+        """Sort key: highest idle cost first, then most idle GPU-hours."""
+        return -self.sums.cost_idle, -self.sums.gpu_hours_idle, self.namespace, self.name
+
+
+class CostRoutes:
+    """Handler of /v1/costs; pods that the caller may not read are excluded from all sums.
+
+    Args:
+        holders: finds pods that hold GPUs.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, holders: Holders, clock: Callable[[], float]) -> None:
+        self._holders = holders
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/costs."""
+        return [serve(routes.COSTS, self._answer)]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        by = _read_by(query.get("by", _By.OWNER))
+        namespace = query.get("namespace")
+        limit = read_number(query, routes.COSTS, "limit")
+        seconds = float(read_number(query, routes.COSTS, "idle_for"))
+        found = await self._holders.find(seconds, namespace, is_any=read_boolean(query, "some"))
+        groups, total, hidden = await _grouped(found, by)
+        shown = await _first(groups, limit)
+        answer = Costs(
+            costs=[],
+            at=moment(self._clock()),
+            watched_since=self._holders.watched_since,
+            idle_for_seconds=seconds,
+            by=by.value,
+            is_priced=bool(self._holders.prices),
+            total=len(groups),
+            sums=total.view(),
+            hidden_pods=hidden,
+            unknown=await self._holders.unknown(namespace),
+        )
+        pieces = ([_view(group, by) for group in some] for some in chunks(shown, PIECE_SHOWN))
+        return await stream_answer(request, answer, "costs", pieces)
+
+
+async def _grouped(found: Sequence[Holder], by: _By) -> tuple[list[_GroupCosts], Sums, int]:
+    """Group pods; return the groups, the total, and the number of pods hidden from the caller."""
+    groups: dict[tuple[str, str], _GroupCosts] = {}
+    total, hidden = Sums(), 0
+    for some in chunks(found, PIECE_PODS):
+        for holder in some:
+            record = holder.record
+            if not sees(record.namespace):
+                hidden += 1
+                continue
+            name = {_By.POD: record.name, _By.OWNER: record.owner, _By.NAMESPACE: ""}[by]
+            key = (record.namespace, name)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _GroupCosts(namespace=record.namespace, name=name)
+            group.sums.add(holder)
+            total.add(holder)
+        await asyncio.sleep(0)
+    return list(groups.values()), total, hidden
+
+
+async def _first(groups: Iterable[_GroupCosts], count: int) -> list[_GroupCosts]:
+    """Return the first groups by rank, in batches that yield to the event loop."""
+    first: list[_GroupCosts] = []
+    for some in chunks(groups, PIECE_PODS):
+        first = nsmallest(count, [*first, *some], key=lambda group: group.rank)
+        await asyncio.sleep(0)
+    return first
+
+
+def _view(group: _GroupCosts, by: _By) -> CostGroup:
+    return CostGroup(
+        namespace=group.namespace,
+        pod=f"{group.namespace}/{group.name}" if by is _By.POD else None,
+        owner=group.name or None if by is _By.OWNER else None,
+        **msgspec.structs.asdict(group.sums.view()),
+    )
+
+
+def _read_by(text: str) -> _By:
+    """Parse the parameter `by`.
+
+    Raises:
+        QueryError: the value is not a grouping.
+    """
+    try:
+        return _By(text)
+    except ValueError as error:
+        raise QueryError("by", text, f"must be one of {', '.join(_By)}") from error

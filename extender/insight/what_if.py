@@ -1,15 +1,22 @@
-"""Parse a pod that a caller sends, and predict kube-scheduler's candidate nodes for it."""
+"""Answers about a pod that the caller sends: POST /v1/explain (its placement), POST /v1/size.
+
+A prediction includes which nodes kube-scheduler would send for the pod.
+"""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final
 
 import orjson
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.explanation import ProblemAnswer
+from extender.answers.holding import MeasuredUse, Size
 from extender.core.decision.evaluation import serves_host
+from extender.core.decision.verdicts import NodeVerdict
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import is_kept
 from extender.core.nodes.node_affinity import CORDON, selects, tolerates
@@ -20,12 +27,33 @@ from extender.core.nodes.node_selection import (
     is_excessive,
     read_selection,
 )
-from extender.core.request.gpu_resources import excess_of
-from extender.core.request.request import GpuRequest
-from extender.core.untyped import mapping_of, objects_of
+from extender.core.nodes.pod_owners import kin_of, owner_key, similarity_of
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.gpu_resources import ResourceNames, excess_of
+from extender.core.request.request import GpuRequest, parse_pod_ref, parse_request
+from extender.core.steps import let_go
+from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.fleet.fleet import Fleet
+from extender.fleet.known_targets import target_problems
+from extender.insight.explain_node import Wish, asked_node
+from extender.insight.explain_views import (
+    Ranking,
+    closed_nodes,
+    full_nodes,
+    kept,
+    rejected_nodes,
+    short_nodes,
+)
+from extender.insight.views import Json, group_view, request_view
+from extender.placement.placer import Placer, nearness_of
+from extender.runtime.cooperative import run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_answers import error_answer
+from extender.server.json_answers import document_answer, error_answer, json_answer
+from extender.server.query_parameters import serve
+from extender.server.redaction import VIEWER, sees
+
+_PIECE_EXPLAINED: Final = 16
+"""Nodes to explain between two yields to the event loop."""
 
 NO_ROOM = "node(s) had too few free GPUs by kube-scheduler's count"
 _NO_HOST = "node(s) had too little CPU, memory or ephemeral storage left"
@@ -39,7 +67,6 @@ TOLERATED_TAINT = "nvidia.com/gpu"
 """Key of the taint that keeps other pods off GPU nodes. The admission plugin
 ExtendedResourceToleration adds a toleration for the taint named like the requested resource."""
 
-
 NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
 MOST_REQUIREMENTS: Final = 100
 """Limit of label requirements to evaluate; a pod with more is not evaluated by labels."""
@@ -51,7 +78,7 @@ _MAX_BODY: Final = 1 << 20
 """Size limit of a pod, as in the API server."""
 
 
-async def read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
+async def _read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
     """Read the Pod object in a request's body; return an error answer if it is invalid."""
     body = bytearray()
     async for part in request.content.iter_any():
@@ -70,7 +97,7 @@ async def read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedSelection:
+class _RequestedSelection:
     """A pod's constraints on its nodes.
 
     Attributes:
@@ -82,7 +109,7 @@ class RequestedSelection:
     not_checked: tuple[str, ...]
 
 
-def read_requested_selection(pod: Mapping[str, object]) -> RequestedSelection:
+def read_requested_selection(pod: Mapping[str, object]) -> _RequestedSelection:
     """Parse a pod's constraints on its nodes; malformed fields count as absent.
 
     Label constraints are ignored if there are very many, because the work per node must stay
@@ -91,14 +118,14 @@ def read_requested_selection(pod: Mapping[str, object]) -> RequestedSelection:
     spec = mapping_of(pod.get("spec"))
     if is_excessive(pod):
         unjudged = [name for name in ("nodeSelector", "affinity", "tolerations") if spec.get(name)]
-        return RequestedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
+        return _RequestedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
     selection = read_selection(pod)
     if len(selection.labels) + sum(1 for _ in selection.requirements) > MOST_REQUIREMENTS:
         unjudged = [name for name in ("nodeSelector", "affinity") if spec.get(name)]
         selection = Selection(tolerations=selection.tolerations)
     else:
         unjudged = list(_unkept(selection, mapping_of(spec.get("affinity"))))
-    return RequestedSelection(selection=selection, not_checked=(*unjudged, *_unjudged(spec)))
+    return _RequestedSelection(selection=selection, not_checked=(*unjudged, *_unjudged(spec)))
 
 
 def _unjudged(spec: Mapping[str, object]) -> list[str]:
@@ -120,7 +147,7 @@ def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[st
         yield "affinity"
 
 
-async def open_nodes(
+async def _open_nodes(
     fleet: Fleet, request: GpuRequest, selection: Selection
 ) -> tuple[list[str], dict[str, list[str]]]:
     """Return the nodes that kube-scheduler would send, and the others by reason."""
@@ -162,3 +189,137 @@ def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
         if taint.repels and taint.key not in by_default and not tolerates(selection, taint):
             return TAINTED
     return ""
+
+
+class WhatIf:
+    """Handler of POST /v1/explain.
+
+    Args:
+        fleet: state of the fleet.
+        placer: ranks nodes.
+        resources: returns the names of GPU resources.
+    """
+
+    def __init__(
+        self, fleet: Fleet, placer: Placer, resources: Callable[[], ResourceNames]
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._resources = resources
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route POST /v1/explain."""
+        return [serve(routes.FORESEE, self._answer)]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        wish = Wish.read(request.query)
+        pod = await _read_pod(request)
+        if isinstance(pod, web.Response):
+            return pod
+        resources = self._resources()
+        parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
+        if parsed.request is None:
+            return error_answer(400, _why_not_called(resources, is_disabled=parsed.is_disabled))
+        ref = parse_pod_ref(pod)
+        wanted = self._fleet.informed(parsed.request, parsed.kin)
+        seen = await self._predict(wanted, pod, wish)
+        targets = target_problems(wanted, self._fleet.snapshot(), self._fleet.store)
+        problems = [_problem(problem) for problem in (*parsed.problems, *targets)]
+        # Not redacted: the caller sent the pod.
+        own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
+        return await document_answer(request, seen | own)
+
+    async def _predict(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
+        """Predict a pod's placement without assuming or remembering it."""
+        asked = read_requested_selection(pod)
+        names, closed = await _open_nodes(self._fleet, wanted, asked.selection)
+        decision = await run_in_steps(self._placer.guess_in_steps(wanted, names))
+        best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
+        if wish.node in names and wish.node not in best:
+            best.append(wish.node)
+        details: list[NodeVerdict] = []
+        for start in range(0, len(best), _PIECE_EXPLAINED):
+            some = best[start : start + _PIECE_EXPLAINED]
+            details += self._placer.explain_nodes(wanted, some, nearness_of(decision, some))
+            await asyncio.sleep(0)
+        others, left = await run_in_steps(short_nodes(decision, best, wish.limit))
+        names = [verdict.node for verdict in details]
+        nodes_view = await run_in_steps(full_nodes(Ranking(decision=decision, details=details)))
+        await run_in_steps(let_go(details))
+        shut = "".join(reason for reason, nodes in closed.items() if wish.node in nodes)
+        ordered = decision.order.tolist()
+        return {
+            "uid": None,
+            "is_hypothetical": True,
+            "state": "placeable" if ordered else "unplaceable",
+            "bound_node": None,
+            "is_followed": None,
+            "pending": None,
+            "decision": {
+                "request": request_view(wanted),
+                "candidates": len(decision.candidates),
+                "feasible": decision.feasible,
+                "node": decision.best,
+                "runner_up": decision.candidates[ordered[1]] if len(ordered) > 1 else None,
+                "group": decision.group and group_view(decision.group),
+            },
+            "filter": None,
+            "kept": kept(decision, names),
+            "nodes": nodes_view,
+            "others": others,
+            "others_left": left,
+            "rejected": rejected_nodes(decision, wish.names),
+            "closed": closed_nodes(closed, wish.names),
+            "not_checked": list(asked.not_checked),
+            "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
+        }
+
+
+def _why_not_called(resources: ResourceNames, *, is_disabled: bool) -> str:
+    """Return the reason why kube-scheduler would not call the extender for a pod."""
+    if is_disabled:
+        return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"
+    names = ", ".join(resources.names)
+    return f"the pod asks for no GPU: one of its containers must limit one of {names}"
+
+
+def _problem(problem: AnnotationProblem) -> ProblemAnswer:
+    return ProblemAnswer(**asdict(problem), message=problem.message)
+
+
+class SizeRoute:
+    """Handler of POST /v1/size.
+
+    Args:
+        fleet: state of the fleet.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route POST /v1/size."""
+        return [serve(routes.SIZE, self._answer)]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        pod = await _read_pod(request)
+        if isinstance(pod, web.Response):
+            return pod
+        metadata = mapping_of(pod.get("metadata"))
+        namespace = text_of(metadata.get("namespace")) or "default"
+        kin = kin_of({**pod, "metadata": {**metadata, "namespace": namespace}})
+        owner = request.query.get("owner")
+        if owner:
+            kin = (owner_key(namespace, owner, ""), *kin[1:])
+        await VIEWER.get().learn({namespace})
+        return json_answer(Size(measured=self._measured(kin) if sees(namespace) else None))
+
+    def _measured(self, kin: tuple[str, ...]) -> MeasuredUse | None:
+        """Return the measured use of the most similar pods; None without measurements."""
+        found = self._fleet.measured_like(kin)
+        if found is None:
+            return None
+        key, used = found
+        return MeasuredUse(
+            by=similarity_of(key), pods=len(used), memory_bytes=max(used), least_bytes=min(used)
+        )

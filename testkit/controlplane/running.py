@@ -12,8 +12,7 @@ from typing import Final
 import yaml
 
 from extender.server.certificates.__main__ import main as make_certificates
-from extender.server.certificates.lease import LEASE_NAME
-from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, LEASE_NAME, SECRETS
 from testkit.controlplane.client import ApiError
 from testkit.controlplane.deployed import ExtenderServer, Manner
 from testkit.controlplane.installing import Installation, wait_authorized

@@ -10,7 +10,7 @@ from aiohttp import web
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from extender.api.access import Access
-from extender.api.caller_cache import SESSION_PATH
+from extender.api.caller import SESSION_PATH
 from extender.api.page.routes import PageRoutes as OurPage
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, Viewer

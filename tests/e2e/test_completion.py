@@ -13,18 +13,15 @@ from testkit.controlplane.tools import binary
 
 pytestmark = pytest.mark.e2e
 
-MODULES = {
-    "kubectl-idlegpu": "extender.cli.__main__",
-    "kubectl_complete-idlegpu": "extender.cli.completing",
-}
+FUNCTIONS = {"kubectl-idlegpu": "main", "kubectl_complete-idlegpu": "complete"}
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     """Return a PATH with the console scripts as pip installs them."""
-    for name, module in MODULES.items():
+    for name, function in FUNCTIONS.items():
         script = tmp_path / name
-        code = shlex.quote(f"from {module} import main; main()")
+        code = shlex.quote(f"from extender.cli.__main__ import {function}; {function}()")
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {code} "$@"\n')
         script.chmod(0o755)
     return os.pathsep.join([str(tmp_path), os.environ["PATH"]])

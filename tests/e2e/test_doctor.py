@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from extender.cli.doctor.table import CHECKS
+from extender.cli.commands.doctor import CHECKS
 from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
 from testkit.certificates import issue

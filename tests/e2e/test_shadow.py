@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from extender.insight.decision_log.reader import LoggedBinding, LoggedDecision, read_log
-from extender.insight.replay.changes import Changes
-from extender.insight.replay.report import replay
+from extender.insight.replay import Changes, replay
 from simulation.devices import Loss
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.waiting import wait_for

@@ -14,7 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from extender.api.access import COOKIE
-from extender.api.caller_cache import HEADER
+from extender.api.caller import HEADER
 from extender.cli.client import Client, ClientError, Failure
 from extender.cli.remote.cluster import Cluster
 from testkit.controlplane.forwarding import machine_address

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from extender.effects.waker import ANNOTATION, LEASE_NAME, OBJECT_NAME
-from extender.server.certificates.lease import LEASE_NAME as CERTS_LEASE
 from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from extender.server.certificates.storing import LEASE_NAME as CERTS_LEASE
 from testkit.controlplane.objects import Object, node
 from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,

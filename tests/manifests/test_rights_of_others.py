@@ -7,8 +7,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from extender.server.certificates.lease import LEASE_NAME
-from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, LEASE_NAME, SECRETS
 from testkit.controlplane.client import ApiClient, ApiError
 from testkit.controlplane.installing import Installation, may, rights, wait_authorized
 from testkit.controlplane.objects import Object, node, pod

@@ -6,6 +6,7 @@ devices that changed since the previous version. Columns are base64 of little-en
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -18,23 +19,26 @@ from extender.api.page.device_index import (
     device_index_in_steps,
     is_current_in_steps,
 )
-from extender.api.page.device_state import (
-    LOOKS,
-    DeviceStates,
-    Looked,
-    changed_states_in_steps,
-    device_states_in_steps,
-    looked_at,
-    rows_since,
+from extender.core.decision.assessment import Assessment, DeviceRequest, assess
+from extender.core.decision.evaluation import estimates
+from extender.core.decision.health_causes import is_blamed_on_sibling
+from extender.core.decision.verdicts import STATES, state_codes
+from extender.core.nodes.batches import take_batch, with_rows
+from extender.core.nodes.snapshot import (
+    Batch,
+    Pool,
+    Rows,
+    Snapshot,
+    batch_rows,
 )
-from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.insight.short_memory import UNKNOWN_BYTE, Small, half_percents
 from extender.server.redaction import write_json
 from extender.settings.config import Settings
 
-Json = Mapping[str, object]
+_Json = Mapping[str, object]
 
 _WHOLE_SHARE: Final = 0.3
 """Share of changed devices above which a `looks` event is smaller than a `delta`."""
@@ -49,6 +53,197 @@ _PACKED: Final = (
     "memory_total",
 )
 """Columns of the device index that a `fleet` event contains."""
+
+_PIECE_NODES: Final = 64
+"""Nodes to evaluate between two yields to the event loop, with eight devices each."""
+_PIECE_ROWS: Final = 24
+"""Single rows to evaluate between two yields; they must first be assembled into a batch."""
+
+LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign", "excluded")
+"""Display states; their codes are the positions. Excluded: another GPU of the node has failed."""
+IDLE, BUSY, STALE, UNKNOWN, UNHEALTHY, FOREIGN, EXCLUDED = range(7)
+
+HELD: Final = 8
+"""Bit: a pod holds the device."""
+_ASSUMED: Final = 16
+"""Bit: pods were placed on the device that readings do not show yet."""
+_LESS: Final = 32
+"""Bit: the device works, but its score is reduced because of its health."""
+
+_MOST_USED: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceStates:
+    """Display state of all devices, in the order of the device index.
+
+    Attributes:
+        state: code from `LOOKS`, and the bits above.
+        activity: latest activity in half percents; 255 if unknown.
+        memory: used memory in half percents; 255 if unknown.
+        used: replicas in use.
+    """
+
+    state: Small
+    activity: Small
+    memory: Small
+    used: Small
+
+    @classmethod
+    def blank(cls, count: int) -> "_DeviceStates":
+        """Return the state of devices without any readings."""
+        unknown = np.full(count, UNKNOWN_BYTE, dtype=np.uint8)
+        return cls(
+            state=np.full(count, UNKNOWN, dtype=np.uint8),
+            activity=unknown,
+            memory=unknown.copy(),
+            used=np.zeros(count, dtype=np.uint8),
+        )
+
+    def copy(self) -> "_DeviceStates":
+        """Return a copy of all arrays."""
+        return _DeviceStates(
+            state=self.state.copy(),
+            activity=self.activity.copy(),
+            memory=self.memory.copy(),
+            used=self.used.copy(),
+        )
+
+    def changed(self, before: "_DeviceStates") -> Rows:
+        """Return the positions of the devices that differ from an earlier state."""
+        differs = (
+            (self.state != before.state)
+            | (self.activity != before.activity)
+            | (self.memory != before.memory)
+            | (self.used != before.used)
+        )
+        return np.flatnonzero(differs)
+
+
+_Looked = Mapping[str, tuple[int, int]]
+"""Evaluated rows: by resource, the pool's version and the number of its dirty rows."""
+
+
+def looked_at(snapshot: Snapshot) -> _Looked:
+    """Return the version and number of dirty rows of each pool."""
+    return {name: (pool.version, len(pool.dirty)) for name, pool in snapshot.pools.items()}
+
+
+def rows_since(snapshot: Snapshot, looked: _Looked) -> Mapping[str, list[int]] | None:
+    """Return the rows of each pool that may have changed since; None if any row may have."""
+    since = {}
+    for resource, pool in snapshot.pools.items():
+        version, count = looked.get(resource, (-1, 0))
+        if pool.version != version or len(pool.dirty) < count:
+            return None
+        since[resource] = sorted(set(pool.dirty[count:]))
+    return since
+
+
+def _device_states_in_steps(
+    device_index: DeviceIndex, snapshot: Snapshot, policy: Policy
+) -> Steps[_DeviceStates]:
+    """Evaluate every device as decisions do, in steps."""
+    looks = _DeviceStates.blank(len(device_index))
+    for resource, pool in snapshot.pools.items():
+        places = device_index.places[resource]
+        dirty = set(pool.unwritten)
+        for start in range(0, len(pool.nodes), _PIECE_NODES):
+            some = slice(start, min(start + _PIECE_NODES, len(pool.nodes)))
+            _note(looks, places[some], _batch(pool, snapshot, some, dirty), policy)
+            yield
+    return looks
+
+
+def _changed_states_in_steps(
+    before: _DeviceStates,
+    device_index: DeviceIndex,
+    snapshot: Snapshot,
+    policy: Policy,
+    rows: Mapping[str, list[int]],
+) -> Steps[_DeviceStates]:
+    """Evaluate the given rows of each pool again, in steps; keep the state of the others."""
+    looks = before.copy()
+    for resource, of_pool in rows.items():
+        pool, places = snapshot.pools[resource], device_index.places[resource]
+        for start in range(0, len(of_pool), _PIECE_ROWS):
+            some = of_pool[start : start + _PIECE_ROWS]
+            _note(looks, places[some], _rows(pool, snapshot, some), policy)
+            yield
+    return looks
+
+
+def _note(looks: _DeviceStates, places: Rows, batch: Batch, policy: Policy) -> None:
+    """Store the display state of the devices of the given rows.
+
+    Args:
+        looks: display state of all devices.
+        places: position of each of the rows' devices, -1 if there is none.
+        batch: the rows.
+        policy: the settings.
+    """
+    ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
+    assessment = assess(batch, ask.columns, estimates(policy))
+    is_there = places >= 0
+    at = places[is_there]
+    telemetry = batch.telemetry
+    looks.state[at] = _states(batch, assessment)[is_there]
+    looks.activity[at] = half_percents(telemetry.latest, telemetry.freshness > 0)[is_there]
+    is_known = telemetry.memory_freshness > 0
+    looks.memory[at] = half_percents(telemetry.memory_used, is_known)[is_there]
+    looks.used[at] = np.minimum(batch.used, _MOST_USED)[is_there]
+
+
+def _rows(pool: Pool, snapshot: Snapshot, rows: list[int]) -> Batch:
+    """Assemble rows of a pool, with current values, into a batch."""
+    return batch_rows(
+        tuple(pool.rows[row] for row in rows),
+        snapshot.telemetry,
+        pool.batch.suspicion[rows],
+        width=pool.batch.slots.shape[1],
+    )
+
+
+def _batch(pool: Pool, snapshot: Snapshot, some: slice, dirty: set[int]) -> Batch:
+    """Return a range of a pool's rows as a batch, the dirty ones with current values."""
+    batch = take_batch(pool.batch, some)
+    rows = [row for row in range(some.start, some.stop) if row in dirty] if dirty else []
+    if not rows:
+        return batch
+    return with_rows(batch, [row - some.start for row in rows], _rows(pool, snapshot, rows))
+
+
+_GRAVEST: Final = {"unhealthy": UNHEALTHY, "foreign": FOREIGN, "idle": IDLE}
+"""Display codes of definite states; those of the others depend on the freshness of readings."""
+_OF_STATE: Final = np.array([_GRAVEST.get(state, UNKNOWN) for state in STATES], dtype=np.intp)
+_IS_SURE: Final = np.array([state in _GRAVEST for state in STATES], dtype=np.bool_)
+_IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_)
+
+
+def _states(batch: Batch, assessment: Assessment) -> Small:
+    """Return each device's display code and bits; the states are those of /v1/gpus, except unknown.
+
+    A device without fresh readings is stale or unknown, even if its last reading said busy.
+    """
+    telemetry = batch.telemetry
+    codes = state_codes(batch, assessment)
+    # Busy by a fresh reading, or because of pods that were just placed: this state cannot become
+    # stale.
+    is_busy_now = _IS_BUSY[codes] & (
+        (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0) | (batch.assumed > 0)
+    )
+    is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
+    fading = np.where(is_busy_now, BUSY, np.where(is_old, STALE, UNKNOWN))
+    look = np.where(_IS_SURE[codes], _OF_STATE[codes], fading)
+    look[(look == UNHEALTHY) & is_blamed_on_sibling(telemetry.cause)] = EXCLUDED
+    counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
+    bits = (
+        HELD * (batch.used > 0)
+        + _ASSUMED * (batch.assumed > 0)
+        + _LESS * (counts_less & ~telemetry.is_excluded)
+    )
+    states: Small = (look + bits).astype(np.uint8)
+    return states
 
 
 class FleetFeed:
@@ -69,10 +264,10 @@ class FleetFeed:
         self._devices_version = 0
         self._fleet = fleet
         self._device_index: DeviceIndex | None = None
-        self._looks = DeviceStates.blank(0)
+        self._looks = _DeviceStates.blank(0)
         self._at = 0.0
         self._seen: tuple[int, float] = (-1, 0.0)
-        self._looked: Looked = {}
+        self._looked: _Looked = {}
         self._looked_all_at = 0.0
         self._policy: Policy | None = None
         self._fixed: Mapping[str, msgspec.Raw] = {}
@@ -111,10 +306,10 @@ class FleetFeed:
                 return True
             return False
         if rows is None:
-            looks = yield from device_states_in_steps(device_index, snapshot, policy)
+            looks = yield from _device_states_in_steps(device_index, snapshot, policy)
             self._looked_all_at = snapshot.at
         else:
-            looks = yield from changed_states_in_steps(
+            looks = yield from _changed_states_in_steps(
                 self._looks, device_index, snapshot, policy, rows
             )
         changed = looks.changed(self._looks)
@@ -137,20 +332,20 @@ class FleetFeed:
         """Rebuild the device index and every device's state."""
         device_index = yield from device_index_in_steps(self._fleet, snapshot, self.pool_labels)
         fixed = yield from _encoded_in_steps(device_index)
-        looks = yield from device_states_in_steps(device_index, snapshot, policy)
+        looks = yield from _device_states_in_steps(device_index, snapshot, policy)
         self._looked_all_at = snapshot.at
         self._note(snapshot, policy, looks)
         self._device_index, self._fixed = device_index, fixed
         self.version += 1
         self._devices_version, self._delta = self.version, b""
 
-    def _note(self, snapshot: Snapshot, policy: Policy, looks: DeviceStates) -> None:
+    def _note(self, snapshot: Snapshot, policy: Policy, looks: _DeviceStates) -> None:
         self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
         self._looked, self._policy, self._looks = looked_at(snapshot), policy, looks
 
     def forget(self) -> None:
         """Free the state while there are no viewers."""
-        self._device_index, self._looks, self._looked = None, DeviceStates.blank(0), {}
+        self._device_index, self._looks, self._looked = None, _DeviceStates.blank(0), {}
         self._delta, self._encoded, self._fixed = b"", {}, {}
 
     def since(self, version: int) -> tuple[int, bytes]:
@@ -174,7 +369,7 @@ class FleetFeed:
         return cached
 
     def _encode_delta(
-        self, looks: DeviceStates, version: int, changed: npt.NDArray[np.intp]
+        self, looks: _DeviceStates, version: int, changed: npt.NDArray[np.intp]
     ) -> bytes:
         if len(changed) > _WHOLE_SHARE * len(looks.state):
             return b""
@@ -191,7 +386,7 @@ class FleetFeed:
     def _encode_looks(self) -> bytes:
         return event("looks", {**self._head(), **_columns(self._looks, slice(None))})
 
-    def _head(self) -> Json:
+    def _head(self) -> _Json:
         return {"version": self.version, "at": self._at}
 
     def _encode_fleet(self) -> bytes:
@@ -227,7 +422,7 @@ def _encoded_in_steps(device_index: DeviceIndex) -> Steps[dict[str, msgspec.Raw]
     return fixed
 
 
-def _columns(looks: DeviceStates, places: npt.NDArray[np.intp] | slice) -> Json:
+def _columns(looks: _DeviceStates, places: npt.NDArray[np.intp] | slice) -> _Json:
     return {
         name: _packed(getattr(looks, name)[places])
         for name in ("state", "activity", "memory", "used")
@@ -240,6 +435,6 @@ def _packed(column: npt.NDArray[np.generic]) -> str:
     return b64encode(little.tobytes()).decode("ascii")
 
 
-def event(name: str, document: Json) -> bytes:
+def event(name: str, document: _Json) -> bytes:
     """Encode a server-sent event, redacted for the current caller; JSON contains no line breaks."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), write_json(document))

@@ -6,12 +6,11 @@ from rich.console import RenderableType
 from extender.answers.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.answers.routes import COSTS
 from extender.cli import formatting
-from extender.cli.commands.holders import IDLE_MIG, idle_of, summed
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-_COLUMNS = [">PODS", ">IDLE GPUS", IDLE_MIG, ">GPU-HOURS", ">IDLE HOURS"]
+_COLUMNS = [">PODS", ">IDLE GPUS", formatting.IDLE_MIG, ">GPU-HOURS", ">IDLE HOURS"]
 _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 
 
@@ -72,13 +71,16 @@ def _render(answer: Costs) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.costs:
         has_mig = any(one.mig_instances for one in answer.costs)
-        columns = [answer.by.upper(), *(name for name in _COLUMNS if name != IDLE_MIG or has_mig)]
+        columns = [
+            answer.by.upper(),
+            *(name for name in _COLUMNS if name != formatting.IDLE_MIG or has_mig),
+        ]
         rows = (
             _row(one, answer.by, has_mig=has_mig, is_priced=answer.is_priced)
             for one in answer.costs
         )
         parts.append(sheet(columns + (_COST_COLUMNS if answer.is_priced else []), rows))
-        parts.append(line(f"in all {summed(answer.sums)}"))
+        parts.append(line(f"in all {formatting.summed(answer.sums)}"))
     else:
         parts.append(line("no pod is known to hold GPUs"))
     left = answer.total - len(answer.costs)
@@ -123,7 +125,7 @@ def _row(one: CostGroup, by: str, *, has_mig: bool, is_priced: bool) -> list[Cel
     row: list[Cell] = [
         name,
         str(one.pods),
-        *idle_of(one, has_mig=has_mig),
+        *formatting.idle_of(one, has_mig=has_mig),
         f"{one.gpu_hours:.1f}",
         f"{one.gpu_hours_idle:.1f}",
     ]

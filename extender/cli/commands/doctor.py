@@ -4,22 +4,37 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Final
 
 import click
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from extender.cli.doctor import checks
 from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.files import add_files
-from extender.cli.doctor.findings import DoctorReport, Finding, NotRun, Severity, examine
+from extender.cli.doctor.findings import Check, DoctorReport, Finding, NotRun, Severity, examine
 from extender.cli.doctor.live import gather_cluster, gather_extender
 from extender.cli.doctor.rights import ACCOUNT
-from extender.cli.doctor.table import CHECKS
 from extender.cli.formatting import clean
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
 from extender.cli.tables import line, stack
+
+CHECKS: Final[tuple[Check, ...]] = tuple(
+    sorted(
+        (
+            value
+            for module in iter_modules(checks.__path__, f"{checks.__name__}.")
+            for value in vars(import_module(module.name)).values()
+            if isinstance(value, Check)
+        ),
+        key=lambda check: check.code,
+    )
+)
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _SHOWN = 5

@@ -3,19 +3,18 @@
 import click
 from rich.console import RenderableType
 
-from extender.answers.holding import HolderAnswer, HoldersAnswer, SumsAnswer
+from extender.answers.holding import HolderAnswer, HoldersAnswer
 from extender.answers.routes import HOLDERS
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-IDLE_MIG = ">IDLE MIG"
 _COLUMNS = [
     "POD",
     "NODE",
     ">IDLE GPUS",
-    IDLE_MIG,
+    formatting.IDLE_MIG,
     ">IDLE FOR",
     "?>GPU-HOURS",
     ">IDLE HOURS",
@@ -65,7 +64,7 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
             _row(one, has_mig=has_mig, is_wide=is_wide, is_priced=answer.is_priced)
             for one in answer.holders
         )
-        columns = [name for name in _COLUMNS if name != IDLE_MIG or has_mig]
+        columns = [name for name in _COLUMNS if name != formatting.IDLE_MIG or has_mig]
         parts.append(sheet(columns + costs, rows, _WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
@@ -73,7 +72,7 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
     if left > 0:
         parts.append(line(f"and {left} more (--limit)", "dim"))
     if answer.sums is not None and answer.sums.pods > 1:
-        parts.append(line(f"in all {summed(answer.sums)}", "dim"))
+        parts.append(line(f"in all {formatting.summed(answer.sums)}", "dim"))
     if answer.unknown:
         parts.append(
             line(f"not judged, because no source reports their GPUs: {answer.unknown}", "dim")
@@ -83,29 +82,12 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
     return stack(parts)
 
 
-def summed(sums: SumsAnswer) -> str:
-    """Format the GPU-hours and costs of several pods as one line."""
-    hours = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
-    if sums.cost is None:
-        return hours
-    return f"{hours}: {formatting.money(sums.cost)}, {formatting.money(sums.cost_idle)} of it idle"
-
-
-def idle_of(one: HolderAnswer | SumsAnswer, *, has_mig: bool) -> list[Cell]:
-    """Format the idle GPUs and, if any pod has some, the idle MIG instances."""
-    gpus = f"{one.gpus_idle}/{one.gpus}" if one.gpus else formatting.NOTHING
-    if not has_mig:
-        return [gpus]
-    instances = f"{one.mig_instances_idle}/{one.mig_instances}"
-    return [gpus, instances if one.mig_instances else formatting.NOTHING]
-
-
 def _row(holder: HolderAnswer, *, has_mig: bool, is_wide: bool, is_priced: bool) -> list[Cell]:
     least = "+" if holder.is_at_least else ""
     row: list[Cell] = [
         holder.pod,
         holder.node,
-        *idle_of(holder, has_mig=has_mig),
+        *formatting.idle_of(holder, has_mig=has_mig),
         formatting.span(holder.idle_seconds) + least,
         f"{holder.gpu_hours:.1f}",
         f"{holder.gpu_hours_idle:.1f}",

@@ -11,7 +11,7 @@ from extender.cli.session import ConnectionOptions, Session, output_option, show
 from extender.cli.tables import line, sheet, stack
 
 if TYPE_CHECKING:
-    from extender.insight.replay.report import ReplayReport, Side
+    from extender.insight.replay import ReplayReport, Side
 
 _COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
 _LEGEND = (
@@ -39,8 +39,7 @@ def command(*, log: tuple[Path, ...], settings: tuple[str, ...], output: str) ->
     """
     # Server code, which takes half a second to import.
     from extender.insight.decision_log.reader import read_log
-    from extender.insight.replay.changes import parse_changes
-    from extender.insight.replay.report import replay
+    from extender.insight.replay import parse_changes, replay
 
     changes = dict(one.split("=", 1) for one in settings if "=" in one)
     try:

@@ -11,7 +11,6 @@ reads its CA only at start), run with --switch-ca, and a day later with --drop-c
 
 import argparse
 import asyncio
-import base64
 import ipaddress
 import random
 import sys
@@ -21,7 +20,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.kubeconfig import SERVICE_ACCOUNT, KubeConfigError
 from extender.server.certificates.issuing import (
@@ -37,24 +35,17 @@ from extender.server.certificates.issuing import (
     with_next,
     without_previous,
 )
-from extender.server.certificates.lease import hold_lease
 from extender.server.certificates.storing import (
     CA_CONFIG_MAP,
-    LIMIT_BYTES,
     SIDES,
-    TIMEOUT_SECONDS,
     Secrets,
+    hold_lease,
     lock_folder,
     publish,
     read_folder,
+    write_ca_bundle,
     write_folder,
 )
-
-# Write the CA certificates to the `caBundle` of a MutatingWebhookConfiguration.
-
-PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-_RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
-
 
 _DEFAULT_NAMESPACE: Final = "idlegpu"
 _TRIES: Final = 10
@@ -62,52 +53,6 @@ _TRIES: Final = 10
 _PAUSE_SECONDS: Final = (0.1, 0.5)
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
-
-
-async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
-    """Set the `caBundle` of every webhook in a MutatingWebhookConfiguration; keep its other fields.
-
-    Args:
-        client: client for the API server.
-        name: name of the existing object.
-        bundle: CA certificates in PEM.
-
-    Returns:
-        Whether the object was changed.
-
-    Raises:
-        KubeError: the API server cannot be reached, refuses, or has no such object.
-    """
-    found = await client.get(
-        f"{PATH}/{name}",
-        {},
-        action=f"get {_RESOURCE}",
-        timeout_seconds=TIMEOUT_SECONDS,
-        limit_bytes=LIMIT_BYTES,
-    )
-    wanted = base64.b64encode(bundle).decode()
-    webhooks = objects_of(found.get("webhooks"))
-    configs = [mapping_of(webhook.get("clientConfig")) for webhook in webhooks]
-    if all(config.get("caBundle") == wanted for config in configs):
-        return False
-    # A merge patch replaces a list, so send the whole list as read. resourceVersion makes the API
-    # server reject the patch if another client changed the object since.
-    version = text_of(mapping_of(found.get("metadata")).get("resourceVersion"))
-    change = {
-        "metadata": {"resourceVersion": version},
-        "webhooks": [
-            {**webhook, "clientConfig": {**config, "caBundle": wanted}}
-            for webhook, config in zip(webhooks, configs, strict=True)
-        ],
-    }
-    await client.send(
-        "PATCH",
-        f"{PATH}/{name}",
-        change,
-        action=f"patch {_RESOURCE}",
-        timeout_seconds=TIMEOUT_SECONDS,
-    )
-    return True
 
 
 def main(argv: Sequence[str] | None = None) -> int:

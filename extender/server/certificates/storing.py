@@ -1,11 +1,15 @@
-"""Read and write certificates in a folder or in Kubernetes Secrets."""
+"""Read and write certificates in a folder or in Kubernetes objects; one run at a time."""
 
+import asyncio
 import base64
 import binascii
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -13,8 +17,9 @@ from typing import Final
 
 import orjson
 
-from extender.core.untyped import mapping_of, text_of
+from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
+from extender.kube.lease import Lease
 from extender.runtime.decoding import decode_with
 from extender.server.certificates.issuing import (
     EXTENDER,
@@ -35,8 +40,21 @@ SECRETS: Final = {EXTENDER: "idlegpu-extender-tls", SCHEDULER: "idlegpu-kube-sch
 
 _LABELS: Final = {"app.kubernetes.io/part-of": "idlegpu"}
 
-TIMEOUT_SECONDS: Final = 10.0
-LIMIT_BYTES: Final = 1 << 20
+WEBHOOKS_PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_WEBHOOK_RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
+
+_TIMEOUT_SECONDS: Final = 10.0
+_LIMIT_BYTES: Final = 1 << 20
+
+LEASE_NAME: Final = "idlegpu-certs"
+"""The Lease that a run holds while it changes the Secrets."""
+
+_WAIT_SECONDS: Final = 60.0
+"""Time to wait for another run. A run takes 1 to 2 s, and a dead run loses its Lease after 15 s.
+After this time the run continues without the Lease, because `resourceVersion` protects every
+write."""
+
+_PAUSE_SECONDS: Final = (0.2, 0.4)
 
 
 @contextmanager
@@ -179,8 +197,8 @@ class Secrets:
                 f"{self._path}/{name}",
                 {},
                 action="get secrets",
-                timeout_seconds=TIMEOUT_SECONDS,
-                limit_bytes=LIMIT_BYTES,
+                timeout_seconds=_TIMEOUT_SECONDS,
+                limit_bytes=_LIMIT_BYTES,
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
@@ -206,7 +224,7 @@ class Secrets:
 
     async def _send(self, method: str, path: str, body: object, action: str) -> bytes:
         return await self._client.send(
-            method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS
+            method, path, body, action=action, timeout_seconds=_TIMEOUT_SECONDS
         )
 
 
@@ -256,7 +274,7 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
                 return ""
             method, action, path = "PATCH", "patch configmaps", f"{path}/{CA_CONFIG_MAP}"
             body = {"metadata": {"resourceVersion": stored.version}, "data": data}
-        await client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+        await client.send(method, path, body, action=action, timeout_seconds=_TIMEOUT_SECONDS)
     except KubeError as error:
         # An installation without agents has neither their namespace nor a Role in it.
         if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
@@ -265,14 +283,60 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
     return "new"
 
 
+async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
+    """Set the `caBundle` of every webhook in a MutatingWebhookConfiguration; keep its other fields.
+
+    Args:
+        client: client for the API server.
+        name: name of the existing object.
+        bundle: CA certificates in PEM.
+
+    Returns:
+        Whether the object was changed.
+
+    Raises:
+        KubeError: the API server cannot be reached, refuses, or has no such object.
+    """
+    found = await client.get(
+        f"{WEBHOOKS_PATH}/{name}",
+        {},
+        action=f"get {_WEBHOOK_RESOURCE}",
+        timeout_seconds=_TIMEOUT_SECONDS,
+        limit_bytes=_LIMIT_BYTES,
+    )
+    wanted = base64.b64encode(bundle).decode()
+    webhooks = objects_of(found.get("webhooks"))
+    configs = [mapping_of(webhook.get("clientConfig")) for webhook in webhooks]
+    if all(config.get("caBundle") == wanted for config in configs):
+        return False
+    # A merge patch replaces a list, so send the whole list as read. resourceVersion makes the API
+    # server reject the patch if another client changed the object since.
+    version = text_of(mapping_of(found.get("metadata")).get("resourceVersion"))
+    change = {
+        "metadata": {"resourceVersion": version},
+        "webhooks": [
+            {**webhook, "clientConfig": {**config, "caBundle": wanted}}
+            for webhook, config in zip(webhooks, configs, strict=True)
+        ],
+    }
+    await client.send(
+        "PATCH",
+        f"{WEBHOOKS_PATH}/{name}",
+        change,
+        action=f"patch {_WEBHOOK_RESOURCE}",
+        timeout_seconds=_TIMEOUT_SECONDS,
+    )
+    return True
+
+
 async def _config_map(client: KubeClient, path: str) -> Mapping[str, object] | None:
     try:
         return await client.get(
             path,
             {},
             action="get configmaps",
-            timeout_seconds=TIMEOUT_SECONDS,
-            limit_bytes=LIMIT_BYTES,
+            timeout_seconds=_TIMEOUT_SECONDS,
+            limit_bytes=_LIMIT_BYTES,
         )
     except KubeError as error:
         if error.status == HTTPStatus.NOT_FOUND:
@@ -286,3 +350,55 @@ def _write(path: Path, content: bytes) -> None:
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     partial.replace(path)
+
+
+@asynccontextmanager
+async def hold_lease(
+    client: KubeClient, namespace: str, *, wait_seconds: float = _WAIT_SECONDS
+) -> AsyncIterator[None]:
+    """Hold the Lease for the certificate Secrets while the block runs; other runs wait.
+
+    If the Lease is forbidden or another run does not release it, print a warning to standard error
+    and continue without it.
+
+    Args:
+        client: client for the API server.
+        namespace: namespace of the Secrets and of the Lease.
+        wait_seconds: time to wait for another holder.
+
+    Raises:
+        KubeError: the API server cannot be reached or refuses the request.
+    """
+    lease = Lease(client, namespace=namespace, name=LEASE_NAME)
+    problem = await _acquire(lease, wait_seconds)
+    if problem:
+        sys.stderr.write(
+            f"warning: another run may change the Secrets at the same time: {problem}\n"
+        )
+        yield
+        return
+    renewing = asyncio.create_task(lease.run(), name="certs lease")
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        await asyncio.wait([renewing])
+        # A task cancelled before its first step has not released the Lease.
+        with suppress(KubeError):
+            await lease.release()
+
+
+async def _acquire(lease: Lease, wait_seconds: float) -> str:
+    """Acquire the Lease; return the reason for a failure, "" on success."""
+    ends = time.monotonic() + wait_seconds
+    while time.monotonic() < ends:
+        try:
+            await lease.attempt()
+        except KubeError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                return str(error)
+            raise
+        if lease.is_held:
+            return ""
+        await asyncio.sleep(random.uniform(*_PAUSE_SECONDS))
+    return f"another run holds the Lease {LEASE_NAME} for more than {wait_seconds:g} s"

@@ -7,10 +7,9 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from extender.api import caller_cache
+from extender.api import caller as callers
 from extender.api.access import COOKIE, MAX_COOKIE, make_access
-from extender.api.caller import GRACE
-from extender.api.caller_cache import HEADER, REFUSED_SECONDS
+from extender.api.caller import GRACE, HEADER, REFUSED_SECONDS
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
@@ -136,7 +135,7 @@ async def test_rights_are_asked_for_once_until_they_are_old(guarded: GuardedApi)
     await shown(client)
     assert guarded.reviewers.rights_asked == asked
 
-    guarded.now += caller_cache.RIGHTS_SECONDS
+    guarded.now += callers.RIGHTS_SECONDS
     guarded.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
     assert len(guarded.reviewers.rights_asked) == 2 * len(asked)
@@ -152,23 +151,23 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
     await shown(client)
     assert len(guarded.reviewers.tokens_asked) == 1
 
-    guarded.now += caller_cache.TOKEN_SECONDS
+    guarded.now += callers.TOKEN_SECONDS
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
 
 
 async def test_rights_that_cannot_be_reviewed_stay_valid_for_a_limited_time(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_cache, "TOKEN_SECONDS", 3600.0)
+    monkeypatch.setattr(callers, "TOKEN_SECONDS", 3600.0)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     client = await guarded.open()
     await shown(client)
     guarded.reviewers.is_down = True
 
-    guarded.now += caller_cache.RIGHTS_SECONDS + 1
+    guarded.now += callers.RIGHTS_SECONDS + 1
     assert await shown(client) == ["blue/a", "red/b"]
 
-    guarded.now += GRACE * caller_cache.RIGHTS_SECONDS
+    guarded.now += GRACE * callers.RIGHTS_SECONDS
     assert await shown(client) == ["another pod", "another pod"]
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from aiohttp import web
 from pydantic import ValidationError
 
-from extender.api import caller_cache
+from extender.api import caller as callers
 from extender.api.access import make_access
 from extender.core.nodes.inventory import PodRecord
 from extender.server.json_answers import json_answer
@@ -46,9 +46,9 @@ async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
 async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 0.1)
+    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 0.1)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 5.0)
+    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 5.0)
     client = await guarded.open()
     clock = asyncio.get_running_loop().time
     begun = clock()
@@ -63,9 +63,9 @@ async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
 async def test_guessed_tokens_do_not_block_another_address(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 20.0)
+    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 20.0)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 5.0)
+    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 5.0)
     client = await guarded.open()
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(connector=connector) as greedy:
@@ -96,9 +96,9 @@ async def test_guessed_tokens_do_not_block_another_address(
 async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_cache, "MOST_CALLERS", 5)
+    monkeypatch.setattr(callers, "MOST_CALLERS", 5)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 1000.0)
+    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 1000.0)
     client = await guarded.open()
     await shown(client)
     for number in range(10):
@@ -113,12 +113,12 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
 async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_cache, "QUESTIONS", 2)
+    monkeypatch.setattr(callers, "QUESTIONS", 2)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     for number in range(8):
         guarded.reviewers.users[f"mallory{number}"] = "mallory"
     guarded.reviewers.hold = asyncio.Event()
-    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 1000.0)
+    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 1000.0)
     client = await guarded.open()
 
     def get(token: str) -> asyncio.Task[object]:

@@ -12,8 +12,7 @@ from aiohttp import StreamReader, web
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.api.access import Access
-from extender.api.caller import RETRY_SECONDS, Caller
-from extender.api.caller_cache import REFUSED_SECONDS, SESSION_PATH
+from extender.api.caller import REFUSED_SECONDS, RETRY_SECONDS, SESSION_PATH, Caller
 from extender.kube.client import KubeError
 from extender.kube.token_review import ALL_NAMESPACES, User
 from extender.runtime.metrics import Metrics

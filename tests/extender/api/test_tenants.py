@@ -203,7 +203,7 @@ PARAMETERS = (
 
 
 async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> None:
-    cluster.extender.explain_routes.idleness.look()
+    cluster.extender.pod_routes.idleness.look()
     for path in PARAMETERS:
         status, text = await cluster.read(path, HOSTILE)
         # A decision about another tenant's pod is listed for all callers, and explained only to
@@ -218,7 +218,7 @@ async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> 
 
 
 async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) -> None:
-    cluster.extender.explain_routes.idleness.look()
+    cluster.extender.pod_routes.idleness.look()
     by_path = {path: (await cluster.read(path, FRIEND))[1] for path in cluster.paths()}
 
     naming = {path for path, text in by_path.items() if leaks(text)}

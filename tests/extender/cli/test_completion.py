@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.cli.__main__ import COMMANDS
-from extender.cli.completing import main
+from extender.cli.__main__ import COMMANDS, complete
 from tests.extender.cli.terminal import at_terminal
 
 
@@ -27,13 +26,13 @@ from tests.extender.cli.terminal import at_terminal
 def test_kubectl_receives_the_completions_of_a_word(
     typed: list[str], reported: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(typed)
+    complete(typed)
 
     assert capsys.readouterr().out.splitlines() == reported
 
 
 def test_kubectl_receives_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
-    main([""])
+    complete([""])
 
     *lines, _ = capsys.readouterr().out.splitlines()
     assert lines == [f"{name}\t{text}" for name, text in COMMANDS.items()]
@@ -57,7 +56,7 @@ def test_kubectl_receives_every_subcommand(capsys: pytest.CaptureFixture[str]) -
 def test_names_come_from_the_extender(
     typed: list[str], found: list[str], url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["--url", url, *typed])
+    complete(["--url", url, *typed])
 
     assert capsys.readouterr().out.splitlines() == [*found, ":4"]
 
@@ -73,7 +72,7 @@ def test_without_an_answer_there_are_no_names_and_no_message(
     monkeypatch.setenv("IDLEGPU_URL", address)
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
 
-    main(typed)
+    complete(typed)
 
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [":4"]

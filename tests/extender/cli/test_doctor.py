@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extender.cli.doctor.table import CHECKS
+from extender.cli.commands.doctor import CHECKS
 from testkit.cli_serving import Run
 from tests.extender.cli.doctor.things import GPU, entry, node, pod
 

@@ -6,7 +6,7 @@ import json
 from msgspec import convert
 
 from extender.answers.holding import SumsAnswer
-from extender.cli.commands.holders import idle_of
+from extender.cli.formatting import idle_of
 from extender.insight.holder_sums import Sums
 from extender.insight.usage import SWEEP_SECONDS
 from testkit.cli_serving import build_fleet, runner, serving

@@ -160,7 +160,7 @@ async def test_it_waits_for_another_query_of_the_past(monkeypatch: pytest.Monkey
 
 async def test_an_extender_queries_once_it_records_use() -> None:
     async with running() as part:
-        idleness, store = part.extender.explain_routes.idleness, part.extender.fleet.store
+        idleness, store = part.extender.pod_routes.idleness, part.extender.fleet.store
 
         def oldest() -> float:
             return min(

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from extender.api.page import fleet_feed
-from extender.api.page.device_state import HELD, LOOKS, looked_at, rows_since
-from extender.api.page.fleet_feed import FleetFeed
+from extender.api.page.fleet_feed import HELD, LOOKS, FleetFeed, looked_at, rows_since
 from extender.core.steps import finish
 from extender.insight.last_hour import LastHour
 from extender.insight.short_memory import STEPS, ShortMemory

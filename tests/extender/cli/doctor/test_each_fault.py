@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.findings import examine
-from extender.cli.doctor.table import CHECKS
 from tests.extender.cli.doctor.faults import (
     FAULTS,
     HEALTHY,

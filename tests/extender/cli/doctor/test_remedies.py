@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.findings import examine
-from extender.cli.doctor.table import CHECKS
 from tests.extender.cli.doctor.faults import FAULTS, HEALTHY, MPS_NODE, beside
 from tests.extender.cli.doctor.things import pod
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.facts import Facts, Object, Sample, Scheduler
 from extender.cli.doctor.findings import Finding, examine
-from extender.cli.doctor.table import CHECKS
 
 NOW: Final = 1_800_000_000.0
 """Time 2027-01-15T08:00:00Z."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from extender.kube.client import KubeClient, KubeError
-from extender.server.certificates.lease import LEASE_NAME, hold_lease
+from extender.server.certificates.storing import LEASE_NAME, hold_lease
 from testkit.fake_kube import eventually
 from testkit.lease_server import LeaseServer, serving, write_kubeconfig
 

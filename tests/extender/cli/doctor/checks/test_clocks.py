@@ -4,9 +4,9 @@ from typing import Final
 
 import pytest
 
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.findings import examine
-from extender.cli.doctor.table import CHECKS
 from tests.extender.cli.doctor.things import NOW, evidence, found, node, severities
 
 CLOCKS: Final = [check for check in CHECKS if check.code == "IG104"]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.findings import examine
-from extender.cli.doctor.table import CHECKS
 from tests.extender.cli.doctor.described import second_scheduler, service
 from tests.extender.cli.doctor.things import (
     NOW,

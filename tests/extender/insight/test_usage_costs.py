@@ -8,9 +8,9 @@ import pytest
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
-from extender.insight.costs import _first, _Group
 from extender.insight.holder_sums import Sums
 from extender.insight.holders import PIECE_PODS
+from extender.insight.usage import _first, _GroupCosts
 from testkit.cards import HOUR, card
 from testkit.http_questions import get, meanwhile
 from testkit.others import SeesTeam
@@ -109,7 +109,7 @@ async def test_sums_go_over_all_pods_however_few_are_listed(world: World, client
 async def test_the_first_of_very_many_are_found_in_steps() -> None:
     chance = Random(7)
     groups = [
-        _Group(namespace="team", name=f"p-{at}", sums=Sums(gpu_hours_idle=chance.random()))
+        _GroupCosts(namespace="team", name=f"p-{at}", sums=Sums(gpu_hours_idle=chance.random()))
         for at in range(5 * PIECE_PODS)
     ]
     turns = count()

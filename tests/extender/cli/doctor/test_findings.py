@@ -1,10 +1,10 @@
-"""Table of checks, compared with its documentation."""
+"""Findings of checks; the checks themselves, compared with their documentation."""
 
 import re
 
+from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.facts import LABELS, Facts
 from extender.cli.doctor.findings import Check, Problem, Severity, examine
-from extender.cli.doctor.table import CHECKS
 from tests.extender.cli.doctor.things import NOW
 from tests.files import ROOT
 from tests.reference import part_of

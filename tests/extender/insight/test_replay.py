@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
-from extender.insight.replay.changes import Changes, parse_changes
-from extender.insight.replay.replay import Replay, Replayed
+from extender.insight.replay import Changes, Replay, Replayed, parse_changes
 from testkit.builders import Node, busy, gpu, node, pod_ref, request, snapshot_of
 from testkit.decision_logs import (
     LoggedWorld,

@@ -6,8 +6,7 @@ import pytest
 
 from extender.core.policy import Policy, Strategy
 from extender.insight.decision_log.lines import LineWriter
-from extender.insight.replay.changes import parse_changes
-from extender.insight.replay.report import ReplayReport, replay
+from extender.insight.replay import ReplayReport, parse_changes, replay
 from extender.placement.request_log import FILTER, PRIORITIZE
 from testkit.builders import GIB, NOW, Node, busy, gpu, node, request, snapshot_of
 from testkit.decision_logs import read, record_of, weighed

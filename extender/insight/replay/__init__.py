@@ -1,1 +1,0 @@
-"""Replay a decision log offline under other settings."""
