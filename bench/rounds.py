@@ -17,7 +17,7 @@ from typing import Final
 from bench.machine import report
 from bench.world import FleetSpec, World, open_world
 from extender.runtime import native_memory
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector
 from extender.sources.prometheus.node_identity import NodeIdentity

@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from extender.app import start
-from extender.settings.config import Prometheus, Settings
-from extender.settings.wake import Wake
+from extender.settings.config import Settings
+from extender.settings.service import Wake
+from extender.settings.sources import Prometheus
 from simulation.agents import foreign_processes_of
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.counterfactual import RUNS, mean_fates, without_idlegpu

@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 
 from extender.app import Extender, start
-from extender.settings.config import Prometheus, Settings
+from extender.settings.config import Settings
+from extender.settings.sources import Prometheus
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject

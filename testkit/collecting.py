@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.collector import Collector, Round
 from extender.sources.prometheus.dcgm_devices import DeviceRow
 from extender.sources.prometheus.node_identity import NodeIdentity

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from agent.report.contract import Verdict
-from extender.core.decision.health import HealthColumns, judge
-from extender.core.decision.health_causes import Sign, decode, words
+from extender.core.decision.health import HealthColumns, Sign, decode, judge, words
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.thermal_stress import stress, stress_in_words

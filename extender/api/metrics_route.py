@@ -14,7 +14,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
-from extender.core.decision.health_causes import short_words
+from extender.core.decision.health import short_words
 from extender.core.decision.verdicts import STATES, count_states, state_codes
 from extender.core.nodes.batches import current_batch
 from extender.core.steps import Steps, finish

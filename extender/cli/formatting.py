@@ -10,12 +10,14 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.answers.holding import HolderAnswer, SumsAnswer
 from extender.answers.routes import Route
+from extender.answers.verdicts import VerdictAnswer
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
 SHADOW: Final = "in shadow mode kube-scheduler does not receive the choice: nothing changes"
+RANKED_COLUMNS: Final = [">#", "NODE", "?MODEL", ">IDLE", ">CHANCE", "?>ACTIVITY", ">FREE GiB"]
 IDLE_MIG: Final = ">IDLE MIG"
 """Column of idle MIG instances, as `idle_of` formats them."""
 GIB: Final = float(1 << 30)
@@ -73,6 +75,22 @@ def summed(sums: SumsAnswer) -> str:
     if sums.cost is None:
         return hours
     return f"{hours}: {money(sums.cost)}, {money(sums.cost_idle)} of it idle"
+
+
+def ranked_node(rank: int | None, verdict: VerdictAnswer) -> list[str]:
+    """Format one node of a ranking, as a row under `RANKED_COLUMNS`."""
+    landing = [device for device in verdict.devices if device.can_land]
+    known = [device.utilization_ratio for device in landing if device.utilization_ratio is not None]
+    free = [device.free_bytes for device in landing if device.free_bytes is not None]
+    return [
+        NOTHING if rank is None else str(rank),
+        verdict.node,
+        verdict.model or UNKNOWN,
+        f"{verdict.idle}/{verdict.landing}",
+        percent(verdict.chance),
+        percent(sum(known) / len(known) if known else None),
+        gib(sum(free) / len(free) if free else None),
+    ]
 
 
 def idle_of(one: HolderAnswer | SumsAnswer, *, has_mig: bool) -> list[str]:

@@ -42,7 +42,7 @@ from extender.kube.kubeconfig import SERVICE_ACCOUNT
 from extender.kube.lease import Lease
 from extender.placement.placer import Placer
 from extender.runtime.log_throttle import LogThrottle
-from extender.settings.wake import Wake, WakeTarget
+from extender.settings.service import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)
 

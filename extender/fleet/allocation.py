@@ -30,6 +30,7 @@ from extender.fleet.clocks import PodClocks
 from extender.fleet.departures import Departures, UnattributedEnds, count_unreported
 from extender.fleet.device_holders import (
     DeviceUse,
+    HolderSources,
     TenantsByRow,
     add_claimed,
     device_uses,
@@ -37,7 +38,6 @@ from extender.fleet.device_holders import (
     has_unsettled_pods,
     may_hold,
 )
-from extender.fleet.holder_sources import HolderSources
 from extender.fleet.models import ModelNumbers
 from extender.fleet.pod_memory import PodMemory, Share, SimilarPods
 from extender.fleet.share_evidence import OfferChanges, ShareEvidence

@@ -12,7 +12,7 @@ from itertools import islice
 from math import inf
 from types import MappingProxyType
 
-from extender.core.decision.health_causes import renumber
+from extender.core.decision.health import renumber
 from extender.core.decision.landing import NONE_OUT
 from extender.core.decision.signals import estimate, estimate_again
 from extender.core.nodes.node_index import NodeIndex

@@ -24,7 +24,7 @@ from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupFit
-from extender.core.decision.health_causes import ill_health, shown_by
+from extender.core.decision.health import ill_health, shown_by
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, device_states
 from extender.core.devices.gpu_models import model_name
 from extender.core.devices.readings import DeviceInfo, ForeignProcess, Signal

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.decision.health_causes import shown_by
+from extender.core.decision.health import shown_by
 from extender.core.decision.signals import busiest_signal
 from extender.core.decision.verdicts import (
     DeviceVerdict,

@@ -33,7 +33,7 @@ from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.placement.request_log import FILTER
 from extender.runtime.topic import Topic
 from extender.settings.config import Settings
-from extender.settings.shadow_mode import Mode
+from extender.settings.service import Mode
 
 _RUNNER_UP = 2
 """Minimum number of nodes that every decision ranks: the first choice and the runner-up."""

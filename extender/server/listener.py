@@ -22,7 +22,13 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime import native_memory
 from extender.runtime.log_throttle import LogThrottle
-from extender.server.tls_errors import CLIENT_FAILURES, HINTS, UNLOGGED, TlsFailure, failure_of
+from extender.server.tls import (
+    CLIENT_FAILURES,
+    FAILURE_HINTS,
+    UNLOGGED_FAILURES,
+    TlsFailure,
+    failure_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -447,7 +453,7 @@ class Listener:
         """Count a failed handshake, and log it if a line is due."""
         failure = failure_of(error)
         self.figures.failures[failure] += 1
-        if failure in UNLOGGED:
+        if failure in UNLOGGED_FAILURES:
             return
         unlogged = self._throttle.due(failure, address)
         if unlogged is None:
@@ -461,7 +467,9 @@ class Listener:
                 "reason": failure.value,
                 "cause": str(error) or type(error).__name__,
                 "address": address,
-                "hint": self._hint if failure in CLIENT_FAILURES else HINTS.get(failure, ""),
+                "hint": self._hint
+                if failure in CLIENT_FAILURES
+                else FAILURE_HINTS.get(failure, ""),
                 "also_unlogged": unlogged,
             },
         )

@@ -13,18 +13,16 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
-from extender.settings import decision, service, shadow_mode
+from extender.settings import decision, service
 from extender.settings.admission import MAX_CONNECTIONS, Admission
-from extender.settings.agents import Agents
 from extender.settings.api import ApiSettings
 from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
 from extender.settings.loading import Loaded, load_model
 from extender.settings.peers import MAX_PORT, BypassSettings, PeersSettings
-from extender.settings.prometheus import Prometheus as Prometheus  # noqa: PLC0414 - re-exported
 from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, Unit, ValueForm
+from extender.settings.sources import Agents, Prometheus
 from extender.settings.spec import Setting, list_settings
 from extender.settings.tls import Tls, is_loopback
-from extender.settings.wake import Wake
 
 
 class Settings(Section):
@@ -55,8 +53,8 @@ class Settings(Section):
         description="names of GPU resources, most important first; a trailing * matches any "
         "rest, so nvidia.com/mig-* also matches the shared forms",
     )
-    mode: Annotated[shadow_mode.Mode, AnyCase] = Field(
-        default=shadow_mode.Mode.ACTIVE, description=shadow_mode.MODE
+    mode: Annotated[service.Mode, AnyCase] = Field(
+        default=service.Mode.ACTIVE, description=service.MODE
     )
     thresholds: decision.ThresholdSettings = decision.ThresholdSettings()
     strategy: Annotated[Strategy, AnyCase] = Field(
@@ -98,12 +96,12 @@ class Settings(Section):
     ready: service.Ready = service.Ready()
     cluster: service.ClusterSettings = service.ClusterSettings()
     events: service.Events = service.Events()
-    wake: Wake = Wake()
+    wake: service.Wake = service.Wake()
     peers: PeersSettings = PeersSettings()
     unasked: BypassSettings = BypassSettings()
     decisions: service.DecisionsSettings = service.DecisionsSettings()
-    decision_log: shadow_mode.DecisionLog = shadow_mode.DecisionLog()
-    regret: shadow_mode.RegretSettings = shadow_mode.RegretSettings()
+    decision_log: service.DecisionLog = service.DecisionLog()
+    regret: service.RegretSettings = service.RegretSettings()
     prices: service.Prices = Field(default={}, description=service.PRICES)
     price: Annotated[PriceMode, AnyCase] = Field(
         default=PriceMode.IGNORE, description=service.PRICE

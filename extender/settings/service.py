@@ -1,11 +1,52 @@
-"""Settings of the server around the decision: answers, sources, events and log."""
+"""Settings around the decision: answers, events, waking, shadow mode, records and logs."""
 
+from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
 from extender.runtime.logs import LogFormat, LogLevel
-from extender.settings.section import LABEL, AnyCase, Section, ValueForm, check_label
+from extender.settings.section import (
+    LABEL,
+    MIB,
+    TIB,
+    AnyCase,
+    Quantity,
+    Section,
+    Unit,
+    ValueForm,
+    check_label,
+)
+
+PRICES: Final = (
+    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}, by label of the "
+    "node (label/pool=cheap: 0.9) or by node (node/gpu-7: 0.5), in any currency: page, API and "
+    "`idlegpu costs` then show the cost of pods. A node's entry counts before a label's, a label's "
+    "before a model's; of several the longest counts"
+)
+
+PRICE: Final = (
+    "effect of prices on the choice of a node for pods that name no model: ignore; prefer: of "
+    "nodes as likely to have idle GPUs the cheaper one first; strict: only the cheapest of the "
+    "nodes that would do"
+)
+
+SPOT_SHARE: Final = (
+    "part of a model's price that spot nodes cost, known by the labels of Karpenter, EKS, GKE and "
+    "AKS and by node.kubernetes.io/lifecycle=spot"
+)
+
+POOL_LABELS: Final = (
+    "labels whose value names a node's pool, for groups on the page and for metrics by pool; they "
+    "are checked before the labels of cloud providers, which are built in"
+)
+
+STDOUT: Final = "-"
+
+MODE: Final = (
+    "active: answers filter and score nodes. shadow: decisions are made and recorded, but every "
+    "candidate passes without a score, so that kube-scheduler places pods as without the extender"
+)
 
 
 class Wire(Section):
@@ -112,34 +153,11 @@ def _check_entry(entry: str) -> str:
 
 Prices = dict[Annotated[str, AfterValidator(_check_entry)], Annotated[float, Field(ge=0)]]
 
-PRICES: Final = (
-    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}, by label of the "
-    "node (label/pool=cheap: 0.9) or by node (node/gpu-7: 0.5), in any currency: page, API and "
-    "`idlegpu costs` then show the cost of pods. A node's entry counts before a label's, a label's "
-    "before a model's; of several the longest counts"
-)
-
-PRICE: Final = (
-    "effect of prices on the choice of a node for pods that name no model: ignore; prefer: of "
-    "nodes as likely to have idle GPUs the cheaper one first; strict: only the cheapest of the "
-    "nodes that would do"
-)
-
-SPOT_SHARE: Final = (
-    "part of a model's price that spot nodes cost, known by the labels of Karpenter, EKS, GKE and "
-    "AKS and by node.kubernetes.io/lifecycle=spot"
-)
-
 
 PoolLabels = Annotated[
     tuple[Annotated[str, AfterValidator(check_label)], ...],
     ValueForm("a list of names of labels, such as pool or example.com/pool"),
 ]
-
-POOL_LABELS: Final = (
-    "labels whose value names a node's pool, for groups on the page and for metrics by pool; they "
-    "are checked before the labels of cloud providers, which are built in"
-)
 
 
 class Log(Section):
@@ -150,4 +168,93 @@ class Log(Section):
     )
     format: Annotated[LogFormat, AnyCase] = Field(
         default=LogFormat.JSON, description="one JSON object for each line, or text for people"
+    )
+
+
+class WakeTarget(StrEnum):
+    """Object that is changed so that kube-scheduler tries rejected pods again."""
+
+    OBJECT = "object"
+    """Our own CSIStorageCapacity object, which no other component reads."""
+    NODE = "node"
+    """A node with room for the pod; needs the right to patch nodes."""
+    POD = "pod"
+    """The pod to wake, and no other; needs the right to patch pods."""
+
+
+class Wake(Section):
+    """Settings of waking: kube-scheduler tries pods again that the extender rejected."""
+
+    enabled: bool = Field(
+        default=True,
+        description="wake rejected pods once a node has room for them; false: they wait for "
+        "another change in the cluster, or for five minutes",
+    )
+    target: Annotated[WakeTarget, AnyCase] = Field(
+        default=WakeTarget.OBJECT,
+        description="object that is changed to wake pods. object: our CSIStorageCapacity object; "
+        "node: a node; both make kube-scheduler try all pods that the extender rejected. pod: "
+        "each pod that has room; wakes only that pod, and removes its gate idlegpu.io/room",
+    )
+    namespace: str = Field(
+        default="",
+        pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
+        description="namespace of the CSIStorageCapacity object and of the Lease; empty: the "
+        "pod's own, or idlegpu if a kubeconfig is set",
+    )
+    retry_share: Annotated[float, Unit("ratio")] = Field(
+        default=0.25,
+        ge=0.01,
+        le=1,
+        description="largest share of kube-scheduler's time that retries of woken pods may take, "
+        "as measured; other pods wait during these retries",
+    )
+
+
+class Mode(StrEnum):
+    """Whether answers influence kube-scheduler."""
+
+    ACTIVE = "active"
+    """Answers filter and score nodes."""
+    SHADOW = "shadow"
+    """Decisions are made and recorded, but answers change nothing."""
+
+
+class DecisionLog(Section):
+    """Settings of the decision log, which `idlegpu replay` reads."""
+
+    path: str = Field(
+        default="",
+        description="file that gets one line of JSON for each decision and each state of the "
+        "fleet; -: standard output; empty: no log",
+    )
+    max_size: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
+        default=256 * MIB,
+        description="size at which the file is renamed to PATH.1 and a new one is started; "
+        "standard output has no limit",
+    )
+    files: int = Field(
+        default=4,
+        ge=1,
+        le=100,
+        description="number of renamed files that are kept",
+    )
+
+
+class RegretSettings(Section):
+    """Settings of the regret watch, which compares placements with the load that followed."""
+
+    pods: int = Field(
+        default=1000,
+        ge=0,
+        le=100_000,
+        description="largest number of pods that are watched after their binding, and of results "
+        "that are kept; 0: none",
+    )
+    after_seconds: float = Field(
+        default=3600.0,
+        ge=60,
+        le=86_400,
+        description="time after a pod's binding at which its GPUs are compared with those of the "
+        "first choice, and with the best node in hindsight",
     )

@@ -14,8 +14,8 @@ from extender.runtime.supervision import Tasks
 from extender.server.listener import Listener, spare_for
 from extender.server.readiness import SourceStatus
 from extender.server.tls import ServerContext, follow_certificate
-from extender.settings.agents import Agents
 from extender.settings.config import Settings
+from extender.settings.sources import Agents
 from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.host_use import PlacedPod

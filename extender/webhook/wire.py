@@ -38,13 +38,9 @@ from extender.webhook.go_json import (
     restore_case,
     unfit,
 )
-from extender.webhook.name_list import (
-    NAMES,
-    split_names,
-    write_names,
-    write_reasons,
-    write_scores,
-)
+
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_NAMES_KEY: Final = b',"NodeNames":'
 
 JsonObject = Mapping[str, object]
 Asker = JsonObject | PodRecord
@@ -165,7 +161,7 @@ def decode_question(
     most = max(_MOST_NODES, 2 * known)
     if excess := excess_values(body):
         raise WireError(f"cannot read {_ARGS}: $ has {excess}")
-    head, listed = split_names(body, node_index, most)
+    head, listed = _split_names(body, node_index, most)
     if listed is not None:
         _check_count(len(listed), most, _ARGS, "$.NodeNames")
         read = _pod_of if len(head) <= _REMEMBERED_BYTES else _pod_of.__wrapped__
@@ -286,9 +282,9 @@ def encode_filter(
     return _ENCODER.encode(
         {
             "Nodes": None if objects is None else {"items": [objects[at] for at in kept.tolist()]},
-            "NodeNames": write_names(names, kept) if objects is None else None,
-            "FailedNodes": write_reasons(names, _reasons(refused, is_resolvable=True)),
-            "FailedAndUnresolvableNodes": write_reasons(
+            "NodeNames": _write_names(names, kept) if objects is None else None,
+            "FailedNodes": _write_reasons(names, _reasons(refused, is_resolvable=True)),
+            "FailedAndUnresolvableNodes": _write_reasons(
                 names, _reasons(refused, is_resolvable=False)
             ),
             "Error": "",
@@ -362,7 +358,7 @@ def encode_scores(question: ExtenderRequest, decision: Decision | None, max_scor
         values[decision.codes != Code.PASSES] = 0
         values[first] = max_score
     if isinstance(question.nodes, NamesIn):
-        return write_scores(question.nodes, values.tolist())
+        return _write_scores(question.nodes, values.tolist())
     return _ENCODER.encode(list(map(_HostPriority, question.nodes, values.tolist())))
 
 
@@ -435,7 +431,7 @@ def _names(value: msgspec.Raw | None, most: int) -> Sequence[str]:
 def _strange_names(value: msgspec.Raw, most: int) -> list[str]:
     """Return the names of a list in a form that Go does not write."""
     try:
-        return decode_with(NAMES.decode, value)
+        return decode_with(_NAMES.decode, value)
     except MalformedError:
         # Decode name by name: one is null, or the error must name it.
         names = list_of(value, _ARGS, "$.NodeNames")
@@ -455,3 +451,92 @@ def _node_name(node: msgspec.Raw, where: str) -> str:
     if name is None:
         return ""
     return decode(_TEXT, name, _ARGS, f"{where}.metadata.name", "a string") or ""
+
+
+# The list of candidate nodes: names are looked up as bytes of the request body, and copied from
+# there into the answer, because decoding thousands of them takes time.
+
+
+def _read_names(
+    text: bytes, begin: int, end: int, node_index: NodeIndex, most: int
+) -> Sequence[str] | None:
+    """Return the names of a JSON list, without duplicates; None if it is not a list of strings.
+
+    A list longer than `most` keeps its duplicates, because the caller refuses it.
+
+    Args:
+        text: text that contains the list.
+        begin: offset of the list's first byte.
+        end: offset behind the list.
+        node_index: known nodes.
+        most: maximum number of nodes in a request.
+    """
+    found = node_index.find(text, begin, end)
+    if found is not None:
+        return found
+    try:
+        names = decode_with(_NAMES.decode, memoryview(text)[begin:end])
+    except MalformedError:
+        return None
+    return names if len(names) > most else tuple(dict.fromkeys(names))
+
+
+def _split_names(
+    body: bytes, node_index: NodeIndex, most: int
+) -> tuple[bytes, Sequence[str] | None]:
+    """Split a body that ends with the list of names, as kube-scheduler writes it.
+
+    A JSON parser would scan every name only to skip it. Searching for the key is safe: inside a
+    string its quotation marks would be escaped; the part before it must parse as an object once a
+    brace is added, so it is a top-level key; and the list must end the body.
+
+    Returns:
+        The body without the list, and the names; the whole body and None in any other form.
+    """
+    at = body.find(_NAMES_KEY)
+    if at < 0 or not body.endswith(b"]}"):
+        return body, None
+    listed = _read_names(body, at + len(_NAMES_KEY), len(body) - 1, node_index, most)
+    # Without names the body may have whole nodes.
+    return (body[:at] + b"}", listed) if listed else (body, None)
+
+
+def _write_names(names: Sequence[str], kept: Rows) -> msgspec.Raw | list[str]:
+    """Return the names of the kept candidates, ready for the JSON encoder.
+
+    Args:
+        names: the candidates.
+        kept: indexes of the names to write, in order, without duplicates.
+    """
+    if isinstance(names, NamesIn):
+        return msgspec.Raw(b"[%b]" % names.pieces.joined(kept))
+    return [names[at] for at in kept.tolist()]
+
+
+def _write_reasons(
+    names: Sequence[str], reasons: Sequence[tuple[str, Rows]]
+) -> msgspec.Raw | dict[str, str]:
+    """Return a map from refused node to reason, ready for the JSON encoder.
+
+    Args:
+        names: the candidates.
+        reasons: each reason with the indexes of its nodes; a node has at most one reason.
+    """
+    if reasons and isinstance(names, NamesIn):
+        parts = []
+        for reason, rows in reasons:
+            after = b":%b" % msgspec.json.encode(reason)
+            # Node names contain no comma.
+            parts.append(names.pieces.joined(rows).replace(b",", after + b",") + after)
+        return msgspec.Raw(b"{%b}" % b",".join(parts))
+    return {names[at]: reason for reason, rows in reasons for at in rows.tolist()}
+
+
+def _write_scores(names: NamesIn, scores: Sequence[int]) -> bytes:
+    """Encode the names with their scores as a HostPriorityList."""
+    between = {score: b',"Score":%d},{"Host":' % score for score in set(scores)}
+    parts = [b""] * (2 * len(scores))
+    parts[0::2] = names.pieces.split()
+    parts[1::2] = map(between.__getitem__, scores)
+    parts[-1] = b',"Score":%d}]' % scores[-1]
+    return b'[{"Host":' + b"".join(parts)

@@ -20,7 +20,7 @@ from agent.report.contract import (
 )
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings, Signal
 from extender.core.policy import Policy
-from extender.settings.agents import Agents
+from extender.settings.sources import Agents
 from extender.sources.agents.refusal import AgentRefusal
 from extender.sources.agents.source import AgentSource
 from simulation.fleet import SimulatedFleet

@@ -16,8 +16,7 @@ from agent.gpu.session import Cadence
 from agent.options import Options
 from agent.report.contract import Device, Report
 from agent.sampler import Sampler
-from extender.core.decision.health import HealthColumns, judge
-from extender.core.decision.health_causes import words
+from extender.core.decision.health import HealthColumns, judge, words
 from extender.core.devices.readings import NVML_ONLY, Column, Signal
 from extender.core.devices.thermal_stress import stress
 from extender.core.policy import Health, HealthAction

@@ -9,7 +9,7 @@ from bench.scheduler_cluster import gpu_node
 from bench.scheduler_names import GPUS, HELD, gpu_uuid, node_name, tenant_name
 from bench.scheduler_prometheus import SCRAPE_SECONDS, SchedulerFleet, build_app
 from extender.core.devices.readings import DeviceKey
-from extender.settings.config import Prometheus as PrometheusSettings
+from extender.settings.sources import Prometheus as PrometheusSettings
 from extender.sources.prometheus import promql
 from extender.sources.prometheus.dcgm_devices import device_key, parse_devices
 from extender.sources.prometheus.node_identity import NodeIdentity

@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import start
 from extender.server import request_tracker as in_flight_module
-from extender.settings.config import Prometheus, Settings
+from extender.settings.config import Settings
 from extender.settings.service import Ready
+from extender.settings.sources import Prometheus
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject, pod_object

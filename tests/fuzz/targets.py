@@ -29,9 +29,10 @@ from extender.effects.peer_wire import PeerError, decode_message, decode_receipt
 from extender.effects.peers import Peers
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.metrics import Metrics
-from extender.settings.agents import Agents as AgentSettings
-from extender.settings.config import ConfigError, Prometheus, load_settings
+from extender.settings.config import ConfigError, load_settings
 from extender.settings.peers import PeersSettings
+from extender.settings.sources import Agents as AgentSettings
+from extender.settings.sources import Prometheus
 from extender.sources.agents.connection import AgentConnection
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.source import AgentSource

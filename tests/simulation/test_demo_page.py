@@ -10,8 +10,9 @@ from playwright.async_api import Browser, expect
 from rich.console import Console
 
 from extender.app import start
-from extender.settings.config import Prometheus, Settings
-from extender.settings.wake import Wake
+from extender.settings.config import Settings
+from extender.settings.service import Wake
+from extender.settings.sources import Prometheus
 from simulation.cluster import run_cluster
 from simulation.demo import Demo
 from simulation.demo_fleet import demo_fleet

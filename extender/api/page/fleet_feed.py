@@ -21,7 +21,7 @@ from extender.api.page.device_index import (
 )
 from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
-from extender.core.decision.health_causes import is_blamed_on_sibling
+from extender.core.decision.health import is_blamed_on_sibling
 from extender.core.decision.verdicts import STATES, state_codes
 from extender.core.nodes.batches import take_batch, with_rows
 from extender.core.nodes.snapshot import (

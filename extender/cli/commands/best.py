@@ -11,7 +11,6 @@ from extender.cli import formatting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-COLUMNS = [">#", "NODE", "?MODEL", ">IDLE", ">CHANCE", "?>ACTIVITY", ">FREE GiB"]
 _STRANDED = ">STRANDED"
 _WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
@@ -51,14 +50,20 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
         stranded = [_STRANDED] if any(one.stranded for one in shown) else []
         rows = (
             [
-                *row(rank, one),
+                *formatting.ranked_node(rank, one),
                 *([str(one.stranded)] if stranded else []),
                 one.reason,
                 *(_wide(one) if is_wide else []),
             ]
             for rank, one in enumerate(shown, 1)
         )
-        parts.append(sheet([*COLUMNS, *stranded, "WHY"], rows, _WIDE_COLUMNS if is_wide else ()))
+        parts.append(
+            sheet(
+                [*formatting.RANKED_COLUMNS, *stranded, "WHY"],
+                rows,
+                _WIDE_COLUMNS if is_wide else (),
+            )
+        )
     else:
         parts.append(line("no node suits", "bold"))
     left = answer.feasible - len(shown)
@@ -82,22 +87,6 @@ def _taken(count: ModelCount) -> str:
         return f"all {count.gpus} are held"
     held = f"{count.held} held, " if count.held else ""
     return f"{held}{count.stranded} stranded without CPU, memory or storage (idlegpu advise)"
-
-
-def row(rank: int | None, verdict: VerdictAnswer) -> list[Cell]:
-    """Format one node as a table row."""
-    landing = [device for device in verdict.devices if device.can_land]
-    known = [device.utilization_ratio for device in landing if device.utilization_ratio is not None]
-    free = [device.free_bytes for device in landing if device.free_bytes is not None]
-    return [
-        formatting.NOTHING if rank is None else str(rank),
-        verdict.node,
-        verdict.model or formatting.UNKNOWN,
-        f"{verdict.idle}/{verdict.landing}",
-        formatting.percent(verdict.chance),
-        formatting.percent(sum(known) / len(known) if known else None),
-        formatting.gib(sum(free) / len(free) if free else None),
-    ]
 
 
 def _wide(verdict: VerdictAnswer) -> list[Cell]:

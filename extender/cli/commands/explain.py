@@ -16,7 +16,6 @@ from extender.answers.pending import Waiting
 from extender.answers.verdicts import DeviceAnswer, VerdictAnswer
 from extender.cli import formatting
 from extender.cli.client import Client
-from extender.cli.commands.best import COLUMNS, row
 from extender.cli.commands.gpus import process
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
@@ -190,15 +189,15 @@ def _refused(answer: Explanation) -> Iterable[tuple[str, str]]:
 
 
 def _nodes(answer: Explanation, limit: int, refused: Iterable[tuple[str, str]]) -> RenderableType:
-    columns = [*COLUMNS, "WHY NOT FIRST"]
-    blanks = [formatting.NOTHING] * (len(COLUMNS) - 2)
+    columns = [*formatting.RANKED_COLUMNS, "WHY NOT FIRST"]
+    blanks = [formatting.NOTHING] * (len(formatting.RANKED_COLUMNS) - 2)
     rows: list[list[Cell]] = []
     for verdict in answer.nodes[:limit]:
         first = f"first choice: {verdict.reason}" if verdict.reason else "first choice"
         why: Cell = verdict.lost_by or ("-" if verdict.rank is None else first)
         if verdict.is_bound:
             why = Text.assemble(word("bound"), f" here, {formatting.clean(str(why))}")
-        rows.append([*row(verdict.rank, verdict), why])
+        rows.append([*formatting.ranked_node(verdict.rank, verdict), why])
     rows += (
         [formatting.NOTHING, other.node, *blanks, f"kept in short: {other.score:.6f}"]
         for other in answer.others[: max(limit - len(rows), 0)]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.decision.health import HealthColumns, judge
-from extender.core.decision.health_causes import Sign, renumber
+from extender.core.decision.health import HealthColumns, Sign, judge, renumber
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.thermal_stress import stress
 from extender.core.fast_numpy import known, within

@@ -24,7 +24,7 @@ from extender.core.decision.evaluation import (
 )
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import NOT_NEAR, Nearness
-from extender.core.decision.health_causes import blamed_siblings, ill_health
+from extender.core.decision.health import blamed_siblings, ill_health
 from extender.core.decision.landing import count_freed
 from extender.core.decision.ranking_reasons import MAY_GET, NOMINATED, Grounds, reason
 from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down

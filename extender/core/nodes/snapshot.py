@@ -68,7 +68,7 @@ class Telemetry:
             withdraws such devices.
         is_foreign: a process outside Kubernetes uses the device; set only if no pod holds it.
         is_in_use: memory or activity of any process shows on the device.
-        cause: the most severe sign of ill health, encoded by `core.decision.health_causes`; 0 for
+        cause: the most severe sign of ill health, encoded by `core.decision.health`; 0 for
             none.
     """
 

@@ -14,7 +14,7 @@ from typing import Final
 from extender.insight.decision_log.lines import LineWriter
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Weighed
-from extender.settings.shadow_mode import STDOUT, DecisionLog
+from extender.settings.service import STDOUT, DecisionLog
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings
 from extender.core.policy import Policy
 from extender.kube.client import KubeClient
 from extender.server.listener import Listener
-from extender.settings.agents import Agents
+from extender.settings.sources import Agents
 from extender.sources.agents.connection import AgentConnection
 from extender.sources.agents.refusal import AgentRefusal, Refusals, RefusedError
 from extender.sources.agents.states import SOURCE, AgentState, readings_of

@@ -23,7 +23,7 @@ from extender.kube.token_review import (
 )
 from extender.runtime.decoding import decode_with
 from extender.runtime.fair_queue import BusyError, FairQueue
-from extender.settings.agents import Agents
+from extender.settings.sources import Agents
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
 NODE_NAME: Final = "authentication.kubernetes.io/node-name"

@@ -45,7 +45,7 @@ from extender.sources.prometheus.response_template import Text, fingerprint_rows
 from extender.sources.prometheus.rows import Rows, recognize_nothing
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ from extender.runtime.decoding import MalformedError, decode_with
 from extender.sources.prometheus.dcgm import Metric, MetricUnit, build_table
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 Rows = TypeVar("Rows")
 _T = TypeVar("_T")

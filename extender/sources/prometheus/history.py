@@ -22,7 +22,7 @@ from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.rows import Row
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 # --- last use -------------------------------------------------------------------------------------
 

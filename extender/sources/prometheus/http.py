@@ -34,7 +34,7 @@ from extender.sources.prometheus.rows import (
 )
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 _T = TypeVar("_T")
 

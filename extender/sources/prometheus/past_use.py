@@ -14,7 +14,7 @@ from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 logger = logging.getLogger(__name__)
 

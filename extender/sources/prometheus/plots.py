@@ -23,7 +23,7 @@ from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.dcgm_devices import device_key, number
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 logger = logging.getLogger(__name__)
 

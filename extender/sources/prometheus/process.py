@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import extender
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus import frames
 from extender.sources.prometheus.common import PATH_SETTINGS
 from extender.sources.prometheus.frames import Frame

@@ -19,7 +19,7 @@ from extender.core.devices.readings import (
     Readings,
     Signal,
 )
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.common import ROUND_TIMEOUTS, PrometheusError
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.node_identity import NodeIdentity

@@ -28,7 +28,7 @@ from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.node_identity import NodeIdentity
 
 if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+    from extender.settings.sources import Prometheus
 
 _T = TypeVar("_T")
 

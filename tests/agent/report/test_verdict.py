@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from agent.report.contract import Verdict
 from agent.report.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
-from extender.core.decision.health import judge
-from extender.core.decision.health_causes import words
+from extender.core.decision.health import judge, words
 from extender.core.devices.readings import Signal
 from extender.core.policy import Health, HealthAction, Thresholds
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from extender.api.metrics_route import CertificateCollector, certificate_ends
-from extender.settings.agents import Agents
 from extender.settings.config import Settings
+from extender.settings.sources import Agents
 from extender.settings.tls import Tls
 from testkit.certificates import issue, settings_for
 

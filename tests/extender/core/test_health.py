@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extender.core.decision.health import HealthColumns, judge
-from extender.core.decision.health_causes import Sign, decode, encode, ill_health, words
+from extender.core.decision.health import (
+    HealthColumns,
+    Sign,
+    decode,
+    encode,
+    ill_health,
+    judge,
+    words,
+)
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Health, HealthAction

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.health_causes import words
+from extender.core.decision.health import words
 from extender.core.decision.signals import (
     MEASURED,
     SignalEvidence,

@@ -12,7 +12,7 @@ from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import MAX_NEEDS, MAX_PROMISING, LookOrder
 from extender.effects.waker import Waker, build_waker
 from extender.kube.client import KubeClient
-from extender.settings.wake import WakeTarget
+from extender.settings.service import WakeTarget
 from testkit.builders import GPU
 from testkit.fake_kube import FakeKube
 from testkit.world import World

@@ -11,7 +11,7 @@ from extender.core.nodes.pod_groups import PodGroup
 from extender.effects.wake_pods import PodWakes
 from extender.effects.waker import POD_ANNOTATION, Waker
 from extender.kube.client import KubeClient
-from extender.settings.wake import WakeTarget
+from extender.settings.service import WakeTarget
 from testkit.builders import GPU
 from testkit.fake_kube import FakeKube, refusal
 from testkit.world import World

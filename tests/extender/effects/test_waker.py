@@ -14,7 +14,7 @@ from extender.effects.waker_runner import WakerRunner
 from extender.kube.client import KubeClient
 from extender.runtime.supervision import Tasks
 from extender.settings.config import Settings
-from extender.settings.wake import Wake, WakeTarget
+from extender.settings.service import Wake, WakeTarget
 from testkit.builders import GPU, pod_ref, request
 from testkit.fake_kube import FakeKube, eventually, refusal
 from testkit.world import World

@@ -10,7 +10,7 @@ from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import MAX_NEEDS
 from extender.effects.waker import LOOKED_AT, REST, _run_and_rest
 from extender.kube.client import KubeClient
-from extender.settings.wake import WakeTarget
+from extender.settings.service import WakeTarget
 from testkit.fake_kube import FakeKube, eventually, refusal
 from testkit.world import World
 from tests.extender.effects.waking import (

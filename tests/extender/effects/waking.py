@@ -12,7 +12,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.effects.wake_plan import WakePace
 from extender.effects.waker import Waker
 from extender.kube.client import KubeClient
-from extender.settings.wake import Wake
+from extender.settings.service import Wake
 from testkit.builders import GPU
 from testkit.fake_kube import FakeKube
 from testkit.world import IDLE, World

@@ -8,7 +8,7 @@ from extender.insight.shadow_mode import ShadowMode
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
-from extender.settings.shadow_mode import DecisionLog, Mode, RegretSettings
+from extender.settings.service import DecisionLog, Mode, RegretSettings
 from testkit.world import World
 
 

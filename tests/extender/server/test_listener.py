@@ -25,8 +25,7 @@ from extender.server.listener import (
     raise_descriptor_limit,
     spare_for,
 )
-from extender.server.tls import Certificates
-from extender.server.tls_errors import TlsFailure
+from extender.server.tls import Certificates, TlsFailure
 from testkit.certificates import client_context, issue, settings_for
 from testkit.fake_kube import eventually
 

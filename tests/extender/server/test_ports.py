@@ -20,8 +20,7 @@ from extender.api.metrics_route import export_ports
 from extender.runtime.metrics import Metrics
 from extender.server import ports as ports_module
 from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
-from extender.server.tls import only_known
-from extender.server.tls_errors import TlsFailure
+from extender.server.tls import TlsFailure, only_known
 from extender.settings.admission import Admission
 from extender.settings.api import ApiSettings
 from extender.settings.config import Settings

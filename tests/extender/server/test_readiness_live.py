@@ -13,9 +13,9 @@ import pytest_asyncio
 from extender.app import Extender, start
 from extender.server import readiness as module
 from extender.server.readiness import ReadyState
-from extender.settings.agents import Agents
-from extender.settings.config import Prometheus, Settings
+from extender.settings.config import Settings
 from extender.settings.service import ClusterSettings, Ready
+from extender.settings.sources import Agents, Prometheus
 from simulation.cluster import SimulatedCluster, run_cluster
 from testkit.controlplane.process import free_port
 from testkit.fake_kube import eventually

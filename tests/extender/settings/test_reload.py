@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from extender.settings import reload, settings_file
-from extender.settings.agents import Agents
 from extender.settings.config import Settings
 from extender.settings.reload import LIVE, LIVE_PARTS, ReloadOutcome
+from extender.settings.sources import Agents
 from tests.extender.settings.config_map import NAME
 from tests.extender.settings.reloading import (
     NOW,

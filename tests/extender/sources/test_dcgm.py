@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from extender.core.devices.readings import NVML_ONLY, Signal
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.dcgm import (
     DEFAULT_METRICS,
     Aggregation,

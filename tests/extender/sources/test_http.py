@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus import http
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient

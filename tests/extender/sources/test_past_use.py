@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus import past_use
 from extender.sources.prometheus.history import USE_STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from extender.core.devices.readings import DeviceKey
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.plots import STEPS, PrometheusPlots
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet

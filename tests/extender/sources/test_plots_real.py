@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from extender.core.devices.readings import DeviceKey
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.plots import STEPS, PrometheusPlots
 from testkit.controlplane.backfilling import Line, backfill
 from testkit.controlplane.scraping import prometheus_process

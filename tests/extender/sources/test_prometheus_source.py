@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from extender.core.devices.readings import DeviceKey, History, Readings, Signal
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus import source as prometheus
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from extender.core.devices.readings import History, Readings
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.source import PrometheusSource
 from testkit.prometheus.fake import FakePrometheus, series
 from tests.extender.sources.delivered import NODES, until

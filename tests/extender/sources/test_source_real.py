@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.history import collect_past
 from extender.sources.prometheus.http import PrometheusClient

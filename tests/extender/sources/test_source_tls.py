@@ -11,7 +11,7 @@ import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.rows import Recognized, Rows

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from extender.settings.config import Prometheus
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus.process import _serialize_settings
 from extender.sources.prometheus.worker import read_settings
 

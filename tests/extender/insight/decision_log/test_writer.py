@@ -12,7 +12,7 @@ from extender.core.policy import Policy
 from extender.insight.decision_log.reader import LoggedDecision, read_log
 from extender.insight.decision_log.writer import WAITING, DecisionLogWriter
 from extender.settings.section import MIB
-from extender.settings.shadow_mode import DecisionLog
+from extender.settings.service import DecisionLog
 from testkit.builders import node, request, snapshot_of
 from testkit.decision_logs import decisions_in, record_of, weighed
 

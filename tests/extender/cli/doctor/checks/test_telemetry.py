@@ -11,8 +11,8 @@ from extender.cli.doctor.checks.telemetry import (
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.objects import EXPORTER_WORDS
 from extender.core.policy import Freshness
-from extender.settings.config import Prometheus
 from extender.settings.service import ClusterSettings, Wire
+from extender.settings.sources import Prometheus
 from extender.sources.kubernetes.reflector import ReflectorSettings
 from tests.extender.cli.doctor.things import (
     NOW,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
-from extender.fleet.holder_sources import HoldersChange, HolderSources, PodsByDevice
+from extender.fleet.device_holders import HoldersChange, HolderSources, PodsByDevice
 
 devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))
 mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/x", "ns/y")]))
