@@ -158,13 +158,13 @@ _DIRECTIVES = {"file": _Directive.FILES, "dir": _Directive.FOLDERS}
 
 
 def complete(arguments: Sequence[str] | None = None) -> None:
-    """Write the completions of the last word for kubectl, which runs `kubectl_complete-idlegpu`.
+    """Write the completions of a word for kubectl, which runs `kubectl_complete-idlegpu`.
 
     The output has cobra's format: one candidate per line, a tab, its description; on the last line
     a colon and a `_Directive`.
 
     Args:
-        arguments: words after `idlegpu`, the last one incomplete; None for those of the process.
+        arguments: words after `idlegpu`, the last of them incomplete; None for those of the process.
     """
     *before, typed = (sys.argv[1:] if arguments is None else arguments) or [""]
     found = ShellComplete(idlegpu, {}, "kubectl idlegpu", "").get_completions(before, typed)

@@ -44,7 +44,7 @@ _MAX_READ_NODES = 32
 """Maximum number of nodes with new readings that are estimated one by one between two refreshes.
 Each one is a dirty row for cached evaluations."""
 
-_PIECE_NODES = 256
+PIECE_NODES = 256
 """Nodes that become dirty rows per cooperative step: about a millisecond."""
 
 _ESTIMATED_NODES = 250
@@ -114,7 +114,7 @@ class Snapshots:
     def is_far_behind(self) -> bool:
         """Whether so many nodes have changed that the next snapshot should be built now."""
         has_snapshot = self._in_steps and self.current is not None
-        return has_snapshot and len(self.changed) >= _PIECE_NODES
+        return has_snapshot and len(self.changed) >= PIECE_NODES
 
     def mark_reshaped(self) -> None:
         """Record that nodes or devices were added or removed."""
@@ -225,7 +225,7 @@ class Snapshots:
     def _estimate_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
         """Estimate nodes that changed during a refresh again, some per cooperative step."""
         while self._outdated:
-            for _ in range(min(_PIECE_NODES, len(self._outdated))):
+            for _ in range(min(PIECE_NODES, len(self._outdated))):
                 self.mark_changed(self._outdated.pop(), needs_estimate=True)
             if self._outdated:
                 yield
