@@ -164,7 +164,7 @@ def complete(arguments: Sequence[str] | None = None) -> None:
     a colon and a `_Directive`.
 
     Args:
-        arguments: words after `idlegpu`, the last of them incomplete; None for those of the process.
+        arguments: words after `idlegpu`, the last one incomplete; None: those of the process.
     """
     *before, typed = (sys.argv[1:] if arguments is None else arguments) or [""]
     found = ShellComplete(idlegpu, {}, "kubectl idlegpu", "").get_completions(before, typed)
