@@ -48,7 +48,7 @@ SHORTLIST: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class AnswerPart:
     """A part of an answer.
 
     Attributes:
@@ -122,7 +122,7 @@ def pods(number: int) -> Iterator[tuple[PodRecord, bytes]]:
         yield record, orjson.dumps({"metadata": metadata, "spec": {"containers": [container]}})
 
 
-def wire_parts(cluster: VirtualCluster) -> Iterator[Part]:
+def wire_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     """Yield the parts that decode a request and encode its answer."""
     fleet, placer = cluster.fleet, cluster.placer
     names = orjson.dumps(cluster.names)
@@ -132,12 +132,12 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[Part]:
     waiting = {record.uid: record for record, _ in known}
     asked, listed = cycle(bodies), cycle(bodies)
     index, total = fleet.node_index, len(fleet.nodes)
-    yield Part(
+    yield AnswerPart(
         name="names stay bytes, and numbers of nodes",
         run=lambda: wire.decode_question(next(asked), index, waiting, known=total),
         without=lambda: index.number(tuple(orjson.loads(next(listed))["NodeNames"])),
     )
-    yield Part(
+    yield AnswerPart(
         name="the watch's record instead of the pod's JSON",
         run=lambda: wire.decode_question(next(asked), index, waiting, known=total),
         without=lambda: wire.decode_question(next(asked), index, {}, known=total),
@@ -145,7 +145,7 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[Part]:
     record, pod = known[0]
     requests, document = WaitingRequests(), orjson.loads(pod)
     requests.read(record, fleet.policy)
-    yield Part(
+    yield AnswerPart(
         name="equal requests are parsed once",
         run=lambda: requests.read(record, fleet.policy),
         without=lambda: parse_request(document, resources=ResourceNames(), defaults=fleet.policy),
@@ -154,24 +154,24 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[Part]:
     question = wire.decode_question(bodies[0], index, waiting, known=total)
     about = PodRef(uid="uid", namespace="bench", name="pod")
     decision = placer.weigh(about, request, question.nodes).decision
-    yield Part(
+    yield AnswerPart(
         name="filter's answer, all nodes", run=lambda: wire.encode_filter(question, decision)
     )
-    yield Part(
+    yield AnswerPart(
         name=f"filter's answer, shortlist {SHORTLIST}",
         run=lambda: wire.encode_filter(question, decision, SHORTLIST),
     )
-    yield Part(
+    yield AnswerPart(
         name="prioritize's answer, all nodes",
         run=lambda: wire.encode_scores(question, decision, 400),
     )
-    yield Part(
+    yield AnswerPart(
         name="decision, evaluation cached, all nodes",
         run=lambda: placer.weigh(about, request, question.nodes),
     )
 
 
-def evaluation_parts(cluster: VirtualCluster) -> Iterator[Part]:
+def evaluation_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     """Yield the parts of evaluating a pool."""
     fleet = cluster.fleet
     snapshot = fleet.snapshot()
@@ -200,31 +200,31 @@ def evaluation_parts(cluster: VirtualCluster) -> Iterator[Part]:
             snapshot, pool, [after[at] for at in which], [[entries[at]] for at in which]
         )
 
-    yield Part(
+    yield AnswerPart(
         name="entry without dirty rows",
         run=lambda: evaluate_together(snapshot, pool, [before[0]], [[entries[0]]]),
         without=scratch,
     )
-    yield Part(name="entry with one dirty row", run=lambda: update(0), without=scratch)
-    yield Part(
+    yield AnswerPart(name="entry with one dirty row", run=lambda: update(0), without=scratch)
+    yield AnswerPart(
         name="two entries of a request: prioritize finds that of filter",
         run=lambda: evaluate_together(snapshot, pool, [before[0]], [[filtered, entries[0]]]),
         without=lambda: evaluate_together(snapshot, pool, [before[0]], [[filtered]]),
     )
     every = range(len(REQUESTS))
-    yield Part(
+    yield AnswerPart(
         name=f"dirty rows of {len(REQUESTS)} requests in one batch",
         run=lambda: update(*every),
         without=lambda: [update(at) for at in every],
     )
-    yield Part(
+    yield AnswerPart(
         name="evaluation from scratch, results that requests share are cached",
         run=scratch,
         without=unshared,
     )
 
 
-def snapshot_parts(cluster: VirtualCluster) -> Iterator[Part]:
+def snapshot_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     """Yield the parts of building a snapshot after a pod was bound; these change the fleet."""
     fleet, numbers = cluster.fleet, count()
 
@@ -240,14 +240,14 @@ def snapshot_parts(cluster: VirtualCluster) -> Iterator[Part]:
         bind()
         return fleet.snapshot_of_all()
 
-    yield Part(name="dirty rows of a snapshot after a binding", run=update, without=rebuild)
+    yield AnswerPart(name="dirty rows of a snapshot after a binding", run=update, without=rebuild)
 
     def write() -> object:
         bind()
         snapshot = fleet.snapshot()
         return current_batch(snapshot.pools[GPU], snapshot.telemetry)
 
-    yield Part(name="dirty rows are written into the arrays later", run=update, without=write)
+    yield AnswerPart(name="dirty rows are written into the arrays later", run=update, without=write)
 
 
 def main() -> int:

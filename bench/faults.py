@@ -47,7 +47,7 @@ from simulation.devices import Loss
 from simulation.models import GIB
 from testkit.certificates import issue, reissue
 from testkit.controlplane.agents import Tokens
-from testkit.controlplane.deployed import ExtenderServer, Manner, grant_rights
+from testkit.controlplane.deployed import ExtenderServer, RunOptions, grant_rights
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import EXTENDER, ControlPlane
 from testkit.controlplane.service import Service, serving
@@ -385,7 +385,7 @@ async def open_bench(folder: Path) -> AsyncIterator[Bench]:
     await plane.start()
     try:
         await grant_rights(plane)
-        manner = Manner(
+        options = RunOptions(
             kubeconfig=plane.kubeconfig(EXTENDER),
             settings={
                 "status_listen": "127.0.0.1:0",
@@ -398,7 +398,7 @@ async def open_bench(folder: Path) -> AsyncIterator[Bench]:
             command=(sys.executable, "-m", "bench.stepped_clock", "--config"),
             environment={VARIABLE: str(clock), "IDLEGPU_API_ALLOW_PLAIN": "true"},
         )
-        services = Services(plane, Setup(manner=manner, certificates=certificates))
+        services = Services(plane, Setup(options=options, certificates=certificates))
         async with AsyncExitStack() as stack:
             stack.callback(services.stop)
             world = await stack.enter_async_context(open_world(services, "fault"))

@@ -8,7 +8,7 @@ from extender.insight.decisions import DecisionRoutes
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
 from testkit.cards import IDLE
-from testkit.others import Far, serve_to
+from testkit.others import OtherReplicas, serve_to
 from testkit.webhook_questions import Client, names_question, pod
 from testkit.world import World
 
@@ -21,7 +21,7 @@ def application(
     return app
 
 
-def replica(name: str, far: Far | None = None) -> tuple[World, DecisionRoutes]:
+def replica(name: str, far: OtherReplicas | None = None) -> tuple[World, DecisionRoutes]:
     world = World()
     world.add({"a": [IDLE], "b": [IDLE]})
     others = far or NoReplicas()

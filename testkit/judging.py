@@ -24,7 +24,7 @@ class ReceivedPeriod:
 
 
 @dataclass
-class Part:
+class BindingWorld:
     """Bypassed pods and binding attribution of a world; the test supplies the inventory."""
 
     settings: BypassSettings = field(default_factory=BypassSettings)

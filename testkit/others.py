@@ -51,7 +51,7 @@ class LearnsTeam:
 
 
 @dataclass
-class Far:
+class OtherReplicas:
     """Other replicas with their real answers; None for a replica that does not answer.
 
     Attributes:
@@ -79,19 +79,19 @@ class Far:
 
 
 def replica_world(
-    *, name: str = "near", far: Far | None = None, answers_peers: bool = True
+    *, name: str = "near", far: OtherReplicas | None = None, answers_peers: bool = True
 ) -> World:
     """Build a world with two idle nodes whose replica queries others."""
-    others = Far() if far is None else far
+    others = OtherReplicas() if far is None else far
     world = World(replicas=Replicas(name=name, others=others, answers_peers=answers_peers))
     world.add({"a": [IDLE], "b": [IDLE]})
     return world
 
 
-def far_of(world: World) -> Far:
+def far_of(world: World) -> OtherReplicas:
     """Return the other replicas of a world."""
     others = world.replicas.others
-    assert isinstance(others, Far)
+    assert isinstance(others, OtherReplicas)
     return others
 
 

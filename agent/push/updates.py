@@ -21,7 +21,7 @@ from agent.report.contract import (
     ForeignProcess,
     Holders,
     Layout,
-    Part,
+    LayoutDevice,
     Place,
     Process,
     Report,
@@ -161,8 +161,8 @@ def _shares_of(device: Device) -> dict[str, int]:
     return shares
 
 
-def _part(device: Device) -> Part:
-    return Part(
+def _part(device: Device) -> LayoutDevice:
+    return LayoutDevice(
         uuid=device.uuid,
         gpu_instance_id=device.gpu_instance_id,
         index=device.index,

@@ -308,7 +308,7 @@ MEAN_SQUARE: Final = "mean_square_utilization_ratio"
 time; foreign use; mean activity and mean square since the previous update."""
 
 
-class Part(_Record, frozen=True, kw_only=True):
+class LayoutDevice(_Record, frozen=True, kw_only=True):
     """A device in a layout; fields as in `Device`."""
 
     uuid: str
@@ -335,7 +335,7 @@ class Layout(_Record, frozen=True, kw_only=True):
     driver_version: str = ""
     topology_policy: str = ""
     topology_scope: str = ""
-    devices: tuple[Part, ...] = ()
+    devices: tuple[LayoutDevice, ...] = ()
     rows: tuple[str, ...] = ()
 
 

@@ -78,7 +78,7 @@ LONG_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Far:
+class _RemoteDecision:
     """A decision of another replica, in short form."""
 
     address: str
@@ -95,7 +95,7 @@ class _Replies:
         unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
-    decisions: Sequence[_Far]
+    decisions: Sequence[_RemoteDecision]
     unreachable: Sequence[str]
 
 
@@ -133,13 +133,13 @@ class DecisionRoutes:
         replies = await self._fetch(asked)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
         far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
-        both: list[DecisionRecord | _Far] = [*near, *far]
+        both: list[DecisionRecord | _RemoteDecision] = [*near, *far]
         newest = sorted(both, key=lambda it: -it.at)[:limit]
         answer = Decisions(decisions=[], unreachable=list(replies.unreachable))
         return await stream_answer(request, answer, "decisions", self._pieces(newest, brief=brief))
 
     async def _pieces(
-        self, newest: Sequence[DecisionRecord | _Far], *, brief: bool
+        self, newest: Sequence[DecisionRecord | _RemoteDecision], *, brief: bool
     ) -> AsyncIterator[list[Json]]:
         """Yield the decisions; fetch other replicas' decisions in full one by one.
 
@@ -287,7 +287,7 @@ def _is_long(written: msgspec.Raw) -> bool:
 FORM: Final = AnswerFormat(_decode, _VERSION)
 
 
-def _far(address: str, answer: _ReportedDecisions) -> list[_Far]:
+def _far(address: str, answer: _ReportedDecisions) -> list[_RemoteDecision]:
     """Return the decisions in an answer; skip those without a valid time or id."""
     found = []
     for view in answer.decisions:
@@ -296,7 +296,7 @@ def _far(address: str, answer: _ReportedDecisions) -> list[_Far]:
         except ValueError:
             continue
         if text_of(view.get("id")).startswith(f"{answer.replica}-"):
-            found.append(_Far(address=address, view=view, at=at))
+            found.append(_RemoteDecision(address=address, view=view, at=at))
     return found
 
 

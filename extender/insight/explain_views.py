@@ -22,7 +22,7 @@ from extender.core.decision.score_parts import (
     ILL_HEALTH,
     MODEL,
     NEAR,
-    Part,
+    ScorePart,
 )
 from extender.core.decision.verdicts import NodeScore, NodeVerdict
 from extender.core.steps import Steps, let_go
@@ -160,7 +160,7 @@ def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
     return _MORE_LOAD
 
 
-def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
+def _behind(first: NodeScore, other: NodeScore, mine: ScorePart) -> str:
     """Return the clause of a node's reason that states its deficit."""
     clauses = other.reason.split(BETWEEN)
     if mine.name == MODEL:

@@ -14,7 +14,7 @@ from agent.report.contract import (
     PATH,
     UPGRADE,
     Layout,
-    Part,
+    LayoutDevice,
     Update,
     decode_farewell,
 )
@@ -188,7 +188,7 @@ def update(node: str = "gpu-1", **changes: Any) -> Update:
         "node": node,
         "at": 1.0,
         "sent_at": 1.0,
-        "layout": Layout(devices=(Part(uuid="GPU-1"),), rows=(Signal.POWER,)),
+        "layout": Layout(devices=(LayoutDevice(uuid="GPU-1"),), rows=(Signal.POWER,)),
         "values": bytes(8),
     }
     return Update(**{**said, **changes})

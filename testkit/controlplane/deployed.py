@@ -76,7 +76,7 @@ def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class RunOptions:
     """Options for running an extender, independent of a test's settings.
 
     Attributes:
@@ -113,7 +113,7 @@ class ExtenderServer:
         plane: ControlPlane,
         *,
         name: str = "extender",
-        manner: Manner | None = None,
+        options: RunOptions | None = None,
         folder: Path | None = None,
     ) -> None:
         """Describe an extender; `ensure` starts it with settings.
@@ -121,15 +121,15 @@ class ExtenderServer:
         Args:
             plane: running control plane.
             name: base name of its files.
-            manner: options for running it; by default as user `EXTENDER` and on plain HTTP.
+            options: options for running it; by default as user `EXTENDER` and on plain HTTP.
             folder: folder of its files; by default the control plane's.
         """
         folder = folder or plane.folder
-        manner = manner or Manner(kubeconfig=plane.kubeconfig(EXTENDER))
+        options = options or RunOptions(kubeconfig=plane.kubeconfig(EXTENDER))
         listen = status = f"127.0.0.1:{free_port()}"
-        own = {"listen": listen, "kubeconfig": str(manner.kubeconfig)}
+        own = {"listen": listen, "kubeconfig": str(options.kubeconfig)}
         # By default a test waits neither for a Service nor for later agents.
-        usual: Object = {"drain_seconds": 0, "ready": {"wait_seconds": 2}, **manner.settings}
+        usual: Object = {"drain_seconds": 0, "ready": {"wait_seconds": 2}, **options.settings}
         if "status_listen" in usual:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"
         if "peers" in usual:
@@ -138,22 +138,22 @@ class ExtenderServer:
         self._peers_secret = plane.folder / "peers-secret"
         self._peers_secret.write_text("known to all replicas")
         self._ca_file = usual.get("tls", {}).get("client_ca_file", "")
-        is_plain = not self._ca_file or "IDLEGPU_API_ALLOW_PLAIN" in manner.environment
+        is_plain = not self._ca_file or "IDLEGPU_API_ALLOW_PLAIN" in options.environment
         self.url = f"{'http' if is_plain else 'https'}://{status}"
         self.webhooks = f"{'https' if self._ca_file else 'http'}://{listen}"
         self.settings: Object = {}
         self._usual, self._own = usual, own
-        self._headers = {"Authorization": f"Bearer {manner.token}"} if manner.token else {}
+        self._headers = {"Authorization": f"Bearer {options.token}"} if options.token else {}
         self.config = folder / f"{name}.yaml"
         self.process = ServerProcess(
             name=name,
-            command=[*manner.command, str(self.config)],
+            command=[*options.command, str(self.config)],
             folder=folder,
             ready_url=f"{self.url}/readyz",
             environment={
                 # Ignore the developer's own environment variables for an extender.
                 **{variable: "" for variable in os.environ if variable.startswith("IDLEGPU_")},
-                **manner.environment,
+                **options.environment,
                 "PYTHONPATH": str(ROOT),
             },
         )

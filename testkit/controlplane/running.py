@@ -14,7 +14,7 @@ import yaml
 from extender.server.certificates.__main__ import main as make_certificates
 from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, LEASE_NAME, SECRETS
 from testkit.controlplane.client import ApiError
-from testkit.controlplane.deployed import ExtenderServer, Manner
+from testkit.controlplane.deployed import ExtenderServer, RunOptions
 from testkit.controlplane.installing import Installation, wait_authorized
 from testkit.controlplane.objects import Object
 from testkit.controlplane.process import ServerProcess, free_port
@@ -91,9 +91,9 @@ async def running_extender(
         certify: creates the Secrets; by default as the Job does.
     """
     mounted = folder / "mounted"
-    manner = await shipped_manner(installation, mounted, variables, certify)
+    options = await shipped_options(installation, mounted, variables, certify)
     server = ExtenderServer(
-        installation.plane, name="running-extender", manner=manner, folder=folder
+        installation.plane, name="running-extender", options=options, folder=folder
     )
     try:
         await server.ensure({})
@@ -103,12 +103,12 @@ async def running_extender(
         await remove_certificates(installation)
 
 
-async def shipped_manner(
+async def shipped_options(
     installation: Installation,
     mounted: Path,
     variables: Mapping[str, str] | None = None,
     certify: Certify | None = None,
-) -> Manner:
+) -> RunOptions:
     """Wait for the applied objects, create certificates, and return the extender's options.
 
     Args:
@@ -146,7 +146,7 @@ async def shipped_manner(
     shipped = {
         entry["name"]: _here(str(entry["value"]), mounted) for entry in container.get("env", [])
     }
-    return Manner(
+    return RunOptions(
         kubeconfig=await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-extender"),
         settings=settings,
         command=[sys.executable, *words[1:-1]],

@@ -77,7 +77,7 @@ class Services:
 
     def replica(self, name: str) -> ExtenderServer:
         """Describe another replica of the extender; `ensure` starts it."""
-        return ExtenderServer(self.plane, name=name, manner=self.setup.manner)
+        return ExtenderServer(self.plane, name=name, options=self.setup.options)
 
     def scheduler_config(self, changes: Mapping[str, object] | None = None) -> Object:
         """Return the shipped KubeSchedulerConfiguration with the extender's address.

@@ -13,11 +13,11 @@ from typing import Final
 from typing_extensions import override
 
 from testkit.controlplane.client import ApiClient, ApiError
-from testkit.controlplane.deployed import SCHEDULER_CONFIG, Manner, grant_rights
+from testkit.controlplane.deployed import SCHEDULER_CONFIG, RunOptions, grant_rights
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import ADMIN, SCHEDULER, ControlPlane
-from testkit.controlplane.running import remove_certificates, shipped_manner, wait_account
+from testkit.controlplane.running import remove_certificates, shipped_options, wait_account
 from testkit.controlplane.scheduler import DEFAULT_PROFILE
 from testkit.controlplane.shipped import EXTENDER_NAMESPACE, MANIFESTS, SECOND_SCHEDULER
 
@@ -70,7 +70,7 @@ class Setup:
 
     Attributes:
         way: configuration of extender and kube-scheduler.
-        manner: options for running the extender; None for plain HTTP.
+        options: options for running the extender; None for plain HTTP.
         certificates: folder of the Secrets as mounted volumes; None without certificates.
         scheduler_file: file of kube-scheduler's configuration.
         scheduler_kubeconfig: kubeconfig of kube-scheduler's user.
@@ -78,7 +78,7 @@ class Setup:
     """
 
     way: Way = Way.PLAIN
-    manner: Manner | None = None
+    options: RunOptions | None = None
     certificates: Path | None = None
     scheduler_file: Path = SCHEDULER_CONFIG
     scheduler_kubeconfig: Path | None = None
@@ -92,7 +92,7 @@ class Setup:
     @property
     def token(self) -> str:
         """Bearer token for the extender's API, "" if the API needs none."""
-        return self.manner.token if self.manner else ""
+        return self.options.token if self.options else ""
 
     def client(self, plane: ControlPlane) -> ApiClient:
         """Return an administrator's client that creates objects for the scheduler under test."""
@@ -110,10 +110,10 @@ async def set_up(plane: ControlPlane, way: Way) -> Setup:
     async with plane.client() as admin:
         installation = Installation(plane, admin)
         await installation.apply(MANIFESTS)
-        manner = await shipped_manner(installation, certificates, NO_AGENTS)
+        options = await shipped_options(installation, certificates, NO_AGENTS)
         setup = Setup(
             way=way,
-            manner=manner,
+            options=options,
             certificates=certificates,
             scheduler_kubeconfig=plane.kubeconfig(SCHEDULER),
             items=tuple(installation.items),

@@ -6,8 +6,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from testkit.webhook_requests import meta, names_question, objects_question, pod
 
-from agent.report.contract import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update, frame
+from agent.report.contract import (
+    PATH,
+    UPGRADE,
+    Farewell,
+    Holders,
+    Layout,
+    LayoutDevice,
+    Update,
+    frame,
+)
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.placement.request_log import AnsweredQuestion
 from extender.sources.agents.states import _ROWS
@@ -19,7 +29,6 @@ from testkit.hostile_objects import (
     REVIEW_OBJECT,
     SLICE_OBJECT,
 )
-from testkit.webhook_questions import meta, names_question, objects_question, pod
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
 REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"
@@ -82,7 +91,7 @@ def _with_odd_fields(document: Mapping[str, Any]) -> list[bytes]:
 
 
 def _updates() -> list[bytes]:
-    parts = tuple(Part(uuid=f"GPU-{at}", index=at, model="NVIDIA H100") for at in range(2))
+    parts = tuple(LayoutDevice(uuid=f"GPU-{at}", index=at, model="NVIDIA H100") for at in range(2))
     values = np.arange(2.0 * len(_ROWS)).astype("<f8")
     first = Update(
         node="node",

@@ -1,6 +1,6 @@
 """Break a score down into the digits of `scoring`, each with its contribution.
 
-score = sum of all `Part.adds`
+score = sum of all `ScorePart.adds`
 certainty = product of all `Factor.keeps`, in sixteenths
 """
 
@@ -63,7 +63,7 @@ _BAND: Final = _MODEL * (PLACES + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ScorePart:
     """One digit of a score, or one term of its last digit.
 
     Attributes:
@@ -103,7 +103,7 @@ class Breakdown:
         factors: reductions of the certainty.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ScorePart, ...]
     factors: tuple[Factor, ...]
 
     @property
@@ -202,7 +202,7 @@ class _Columns:
     fit_name: str
 
 
-def _parts(columns: _Columns, at: int) -> Iterator[Part]:
+def _parts(columns: _Columns, at: int) -> Iterator[ScorePart]:
     """Yield the parts of one node's score."""
     yield _part(BAND, _BAND * Band.LIKELY, float(columns.band[at]) / Band.LIKELY)
     place = PLACES if columns.model is None else int(columns.model[at])
@@ -224,9 +224,9 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
         yield _part(CALM[name], load * columns.shares[name], float(value[at]))
 
 
-def _part(name: str, units: float, value: float) -> Part:
+def _part(name: str, units: float, value: float) -> ScorePart:
     share = units / UNITS
-    return Part(name=name, share=share, value=value, adds=share * value)
+    return ScorePart(name=name, share=share, value=value, adds=share * value)
 
 
 def _factor(name: str, value: float) -> Factor:

@@ -27,7 +27,7 @@ from extender.core.decision.group_fit import NOT_NEAR, Nearness
 from extender.core.decision.health import blamed_siblings, ill_health
 from extender.core.decision.landing import count_freed
 from extender.core.decision.ranking_reasons import MAY_GET, NOMINATED, Grounds, reason
-from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down
+from extender.core.decision.score_parts import Breakdown, Factor, ScorePart, break_down
 from extender.core.decision.scoring import (
     PERHAPS,
     PLACES,
@@ -132,7 +132,7 @@ class NodeScore:
     node: str
     rejection: str = ""
     score: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ScorePart, ...] = ()
     factors: tuple[Factor, ...] = ()
     reason: str = ""
 

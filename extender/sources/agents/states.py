@@ -19,7 +19,7 @@ from agent.report.contract import (
     XID_AGE,
     Holders,
     Layout,
-    Part,
+    LayoutDevice,
     Update,
 )
 from agent.report.contract import ForeignProcess as ReportedProcess
@@ -277,7 +277,7 @@ def _memory_first(process: ForeignProcess) -> int:
     return -(process.memory_bytes or 0)
 
 
-def _place_of(part: Part, alignment: Alignment | None) -> Place | None:
+def _place_of(part: LayoutDevice, alignment: Alignment | None) -> Place | None:
     """Return the position of a device in its node, None if the agent does not know it."""
     if part.numa_node is None and not part.nvlink_peers:
         return None

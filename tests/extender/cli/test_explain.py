@@ -13,13 +13,13 @@ from extender.cli.client import Client, ClientError
 from extender.insight.replicas import ALONE
 from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import Run, ask, runner, serving
-from testkit.others import FAR, Far, replica_world
+from testkit.others import FAR, OtherReplicas, replica_world
 from testkit.world import World
 
 PODS = ("a", "b", "c")
 
 
-class Elsewhere(Far):
+class Elsewhere(OtherReplicas):
     """Another replica, whose answers a client fetches because it runs on another event loop."""
 
     def __init__(self, url: str) -> None:
@@ -35,9 +35,9 @@ class Elsewhere(Far):
             return None
 
 
-def decided(name: str, *pods: str, far: Far | None = None) -> World:
+def decided(name: str, *pods: str, far: OtherReplicas | None = None) -> World:
     """Return a replica that has decided about these pods."""
-    world = replica_world(name=name, far=far or Far())
+    world = replica_world(name=name, far=far or OtherReplicas())
     for pod in pods:
         asyncio.run(ask(world, "prioritize", "a", "b", name=pod))
         world.now += 1

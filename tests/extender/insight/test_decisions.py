@@ -8,7 +8,7 @@ from extender.insight.decisions import PEERS_PATH, DecisionRoutes
 from extender.server.redaction import write_json_in_full
 from testkit.decisions import application, decide, replica
 from testkit.http_questions import get
-from testkit.others import FAR, NEAR, THIRD, Far, LearnsTeam
+from testkit.others import FAR, NEAR, THIRD, LearnsTeam, OtherReplicas
 from testkit.webhook_questions import Client, MakeClient
 
 
@@ -25,12 +25,12 @@ async def other(aiohttp_client: MakeClient) -> Client:
 
 
 @pytest.fixture
-def far(other: Client) -> Far:
-    return Far({FAR: other})
+def far(other: Client) -> OtherReplicas:
+    return OtherReplicas({FAR: other})
 
 
 @pytest.fixture
-async def client(aiohttp_client: MakeClient, far: Far) -> Client:
+async def client(aiohttp_client: MakeClient, far: OtherReplicas) -> Client:
     world, decisions = replica("near", far)
     client = await aiohttp_client(application(world, decisions))
     await decide(client, "ours")
@@ -38,7 +38,7 @@ async def client(aiohttp_client: MakeClient, far: Far) -> Client:
 
 
 @pytest.fixture
-async def tenant(aiohttp_client: MakeClient, far: Far) -> Client:
+async def tenant(aiohttp_client: MakeClient, far: OtherReplicas) -> Client:
     world, decisions = replica("near", far)
     client = await aiohttp_client(application(world, decisions, LearnsTeam()))
     await decide(client, "ours")
@@ -99,7 +99,7 @@ async def test_a_number_that_several_replicas_have_is_no_answer(client: Client) 
 
 
 async def test_our_own_decision_is_looked_up_without_asking_anybody(
-    client: Client, far: Far
+    client: Client, far: OtherReplicas
 ) -> None:
     assert (await get(client, "/v1/decisions/near-1"))["pod"] == "team/ours"
     assert far.asked == []
@@ -145,7 +145,7 @@ async def test_another_replicas_pod_is_not_found_by_those_who_may_not_read_it(
     ],
 )
 async def test_replicas_that_do_not_answer_are_named(
-    client: Client, far: Far, garbage: bytes | None
+    client: Client, far: OtherReplicas, garbage: bytes | None
 ) -> None:
     far.clients = {FAR: None}
     far.garbage = garbage
@@ -160,7 +160,7 @@ async def test_replicas_that_do_not_answer_are_named(
 
 
 async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_reported_in_short(
-    client: Client, far: Far, other: Client, aiohttp_client: MakeClient
+    client: Client, far: OtherReplicas, other: Client, aiohttp_client: MakeClient
 ) -> None:
     world, decisions = replica("third")
     third = await aiohttp_client(application(world, decisions))
@@ -176,7 +176,9 @@ async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_rep
     assert in_full == [f"{PEERS_PATH}?id=far-2", f"{PEERS_PATH}?id=third-1"]
 
 
-async def test_decisions_that_make_no_sense_are_left_out(client: Client, far: Far) -> None:
+async def test_decisions_that_make_no_sense_are_left_out(
+    client: Client, far: OtherReplicas
+) -> None:
     far.clients = {FAR: None}
     views = [
         {"id": "far-1", "at": "soon", "pod": "team/a"},
@@ -193,7 +195,7 @@ async def test_decisions_that_make_no_sense_are_left_out(client: Client, far: Fa
 async def test_our_own_address_adds_nothing_twice(
     aiohttp_client: MakeClient,
 ) -> None:
-    far = Far()
+    far = OtherReplicas()
     world, decisions = replica("near", far)
     client = await aiohttp_client(application(world, decisions))
     far.clients = {NEAR: client}
@@ -204,7 +206,7 @@ async def test_our_own_address_adds_nothing_twice(
     assert [each["id"] for each in reported["decisions"]] == ["near-1"]
 
 
-async def test_without_other_replicas_no_query_is_sent(client: Client, far: Far) -> None:
+async def test_without_other_replicas_no_query_is_sent(client: Client, far: OtherReplicas) -> None:
     far.clients = {}
 
     assert (await get(client, "/v1/decisions/1"))["id"] == "near-1"

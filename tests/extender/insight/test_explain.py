@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision.score_parts import Breakdown, Factor, Part
+from extender.core.decision.score_parts import Breakdown, Factor, ScorePart
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord, Taint
 from extender.insight.what_if import NOT_SELECTED
@@ -49,7 +49,7 @@ async def foresee(client: Client, body: object, status: int = 200) -> Any:
 
 def total(node: Any) -> float:
     return Breakdown(
-        parts=tuple(Part(**part) for part in node["parts"]),
+        parts=tuple(ScorePart(**part) for part in node["parts"]),
         factors=tuple(Factor(**factor) for factor in node["factors"]),
     ).score
 

@@ -8,15 +8,15 @@ import pytest
 
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.http_questions import get
-from testkit.others import FAR, THIRD, Far, LearnsTeam, far_of, replica_world
+from testkit.others import FAR, THIRD, LearnsTeam, OtherReplicas, far_of, replica_world
 from testkit.webhook_questions import Client, MakeClient, names_question, pod
 from testkit.world import World
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
 
 
-def replica(name: str, far: Far | None = None, **rest: Any) -> World:
-    world = replica_world(name=name, far=far or Far(), **rest)
+def replica(name: str, far: OtherReplicas | None = None, **rest: Any) -> World:
+    world = replica_world(name=name, far=far or OtherReplicas(), **rest)
     world.add(CARDS)
     return world
 
@@ -45,7 +45,7 @@ async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
 @pytest.fixture
 async def ranking(filters: Client) -> World:
     """Return the replica that answers prioritize a moment later."""
-    world = replica("ranks", Far({FAR: filters}))
+    world = replica("ranks", OtherReplicas({FAR: filters}))
     world.now += 0.1
     return world
 
@@ -88,7 +88,7 @@ async def test_a_third_replica_returns_both(
     ranks: Client, filters: Client, aiohttp_client: MakeClient
 ) -> None:
     third = await aiohttp_client(
-        replica("third", Far({FAR: filters, THIRD: ranks})).build_app(viewer=LearnsTeam())
+        replica("third", OtherReplicas({FAR: filters, THIRD: ranks})).build_app(viewer=LearnsTeam())
     )
 
     assert_complete(await get(third, "/v1/explain", pod="team/p"))
@@ -137,7 +137,7 @@ async def test_what_filter_said_in_another_attempt_is_left_out(
 async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
-    world = replica("ranks", Far({FAR: None}, garbage=garbage))
+    world = replica("ranks", OtherReplicas({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
     await ask(client, "prioritize", "idle", "half")
 
@@ -152,7 +152,7 @@ async def test_what_cannot_be_joined_leaves_it_as_it_is(aiohttp_client: MakeClie
     at = "2023-11-14T22:13:20+00:00"
     decision = {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}
     garbage = json.dumps(reported | {"decision": decision}).encode()
-    world = replica("ranks", Far({FAR: None}, garbage=garbage))
+    world = replica("ranks", OtherReplicas({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
     await ask(client, "prioritize", "idle", "half")
 

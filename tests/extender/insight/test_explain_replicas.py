@@ -6,7 +6,7 @@ from aiohttp import web
 from extender.insight.explain import PEERS_PATH
 from extender.server.redaction import VIEWER, Viewer
 from testkit.http_questions import decide, get
-from testkit.others import FAR, Far, LearnsTeam, replica_world
+from testkit.others import FAR, LearnsTeam, OtherReplicas, replica_world
 from testkit.webhook_questions import Client, MakeClient, names_question, pod
 
 
@@ -22,12 +22,12 @@ async def other(aiohttp_client: MakeClient) -> Client:
 
 
 @pytest.fixture
-def far(other: Client) -> Far:
-    return Far({FAR: other})
+def far(other: Client) -> OtherReplicas:
+    return OtherReplicas({FAR: other})
 
 
 @pytest.fixture
-async def client(far: Far, aiohttp_client: MakeClient) -> Client:
+async def client(far: OtherReplicas, aiohttp_client: MakeClient) -> Client:
     world = replica_world(far=far)
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", name="ours")
@@ -63,7 +63,7 @@ async def test_another_replicas_decision_is_explained_by_its_id(client: Client) 
 
 
 async def test_our_own_decision_is_explained_without_asking_anybody(
-    client: Client, far: Far
+    client: Client, far: OtherReplicas
 ) -> None:
     question = names_question("a", asker=pod("whole"))
     for verb in ("filter", "prioritize"):
@@ -84,7 +84,7 @@ async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it
 
 
 async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
-    far: Far, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     sees = LearnsTeam()
     client = await aiohttp_client(replica_world(far=far).build_app(viewer=sees))
@@ -95,7 +95,7 @@ async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
 
 
 async def test_a_caller_who_may_not_read_the_pod_receives_nothing(
-    far: Far, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     world = replica_world(far=far)
     sees = LearnsTeam()
@@ -108,7 +108,7 @@ async def test_a_caller_who_may_not_read_the_pod_receives_nothing(
 
 
 async def test_a_short_name_means_the_pod_that_the_caller_may_read(
-    far: Far, other: Client, aiohttp_client: MakeClient
+    far: OtherReplicas, other: Client, aiohttp_client: MakeClient
 ) -> None:
     hidden = pod("theirs")
     hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
@@ -125,7 +125,7 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
 async def test_a_replica_that_does_not_answer_is_left_out(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
-    world = replica_world(far=Far({FAR: None}, garbage=garbage))
+    world = replica_world(far=OtherReplicas({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", name="ours")
 

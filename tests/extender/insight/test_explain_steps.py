@@ -31,7 +31,7 @@ from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
 from testkit.cards import BUSY, Gpu
 from testkit.http_questions import decide, get
-from testkit.others import FAR, Far, SeesTeam, replica_world
+from testkit.others import FAR, OtherReplicas, SeesTeam, replica_world
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
 
@@ -42,8 +42,8 @@ CARDS = {
 } | {"busy": [BUSY]}
 
 
-def replica(name: str, far: Far | None = None, **rest: object) -> World:
-    world = replica_world(name=name, far=far or Far(), **rest)  # type: ignore[arg-type] # a test's
+def replica(name: str, far: OtherReplicas | None = None, **rest: object) -> World:
+    world = replica_world(name=name, far=far or OtherReplicas(), **rest)  # type: ignore[arg-type] # a test's
     world.placer.detailed = NODES
     world.add(CARDS, readings=1)
     return world
@@ -195,7 +195,7 @@ async def test_every_node_is_in_the_answer_whichever_replica_is_asked(
     aiohttp_client: MakeClient,
 ) -> None:
     other = await aiohttp_client(replica("far").build_app())
-    client = await aiohttp_client(replica("near", Far({FAR: other})).build_app())
+    client = await aiohttp_client(replica("near", OtherReplicas({FAR: other})).build_app())
     await decide(other, *CARDS, name="p")
 
     for limit in ("0", "10000"):

@@ -9,7 +9,7 @@ from extender.insight.last_decisions import PEERS_PATH
 from testkit.cards import IDLE
 from testkit.cli_serving import runner, serving
 from testkit.http_questions import decide, get
-from testkit.others import FAR, NEAR, Far, SeesTeam, far_of, replica_world
+from testkit.others import FAR, NEAR, OtherReplicas, SeesTeam, far_of, replica_world
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
 
@@ -156,7 +156,7 @@ async def test_replicas_that_do_not_answer_are_named(
 
 
 def test_the_command_line_names_replicas_that_do_not_answer() -> None:
-    world = replica_world(far=Far({FAR: None}))
+    world = replica_world(far=OtherReplicas({FAR: None}))
 
     with serving(world.build_app()) as url:
         shown = runner(url)("pending").stdout
@@ -176,6 +176,8 @@ async def test_our_own_address_adds_nothing_twice(sides: tuple[Side, Side]) -> N
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(replica_world(answers_peers=False, far=Far()).build_app())
+    client = await aiohttp_client(
+        replica_world(answers_peers=False, far=OtherReplicas()).build_app()
+    )
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

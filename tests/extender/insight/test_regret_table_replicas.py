@@ -12,7 +12,7 @@ from extender.insight.regret_watch import PlacementOutcome, RegretWatch
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
 from testkit.http_questions import get
-from testkit.others import FAR, NEAR, Far, LearnsTeam, serve_to
+from testkit.others import FAR, NEAR, LearnsTeam, OtherReplicas, serve_to
 from testkit.outcomes import outcome
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
@@ -31,7 +31,7 @@ def _with(one: PlacementOutcome, **rest: Any) -> PlacementOutcome:
 def replica(
     name: str,
     *outcomes: PlacementOutcome,
-    far: Far | None = None,
+    far: OtherReplicas | None = None,
     viewer: Viewer = SEES_ALL,
     answers_peers: bool = True,
 ) -> web.Application:
@@ -59,12 +59,12 @@ async def other(aiohttp_client: MakeClient) -> Client:
 
 
 @pytest.fixture
-def far(other: Client) -> Far:
-    return Far({FAR: other})
+def far(other: Client) -> OtherReplicas:
+    return OtherReplicas({FAR: other})
 
 
 async def test_placements_of_all_replicas_are_compared(
-    far: Far, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(replica("near", OURS, far=far))
 
@@ -81,7 +81,7 @@ async def test_placements_of_all_replicas_are_compared(
 
 
 async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_decision(
-    far: Far, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     earlier = _with(THEIRS, choice="elsewhere", decided_at=THEIRS.decided_at - 1)
     client = await aiohttp_client(replica("near", earlier, far=far))
@@ -93,7 +93,7 @@ async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_de
 
 
 async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_them(
-    far: Far, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(replica("near", OURS, far=far, viewer=LearnsTeam()))
 
@@ -111,7 +111,7 @@ async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_th
 async def test_replicas_that_do_not_answer_are_named(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
-    far = Far({FAR: None}, garbage=garbage)
+    far = OtherReplicas({FAR: None}, garbage=garbage)
     client = await aiohttp_client(replica("near", OURS, far=far))
 
     answer = await get(client, REGRET.path)
@@ -121,7 +121,7 @@ async def test_replicas_that_do_not_answer_are_named(
 
 
 async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) -> None:
-    far = Far()
+    far = OtherReplicas()
     client = await aiohttp_client(replica("near", OURS, far=far))
     far.clients = {NEAR: client}
 

@@ -33,7 +33,7 @@ UP_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Truth:
+class ClusterState:
     """State of the cluster, by the API server's clock.
 
     Attributes:
@@ -135,7 +135,7 @@ class Replica:
 
     def __init__(
         self,
-        truth: Truth,
+        truth: ClusterState,
         number: int,
         *,
         life: int = 0,
@@ -279,7 +279,7 @@ class Replica:
         return self.bypassed_pods.report().unjudged
 
 
-def start_replicas(truth: Truth, *clocks_ahead: float) -> list[Replica]:
+def start_replicas(truth: ClusterState, *clocks_ahead: float) -> list[Replica]:
     """Start replicas with different clocks, and let them exchange messages for a while."""
     started = [
         truth.start(number, clock_ahead=ahead) for number, ahead in enumerate(clocks_ahead, 1)

@@ -9,15 +9,15 @@ from extender.placement.bypass_causes import CauseKind, likely_causes
 from extender.placement.bypassed_pods import MAX_SCHEDULERS
 from extender.placement.request_log import PRIORITIZE
 from extender.settings.peers import BypassSettings
-from testkit.judging import DEFAULT, Part
+from testkit.judging import DEFAULT, BindingWorld
 
 
 @pytest.fixture
-def part() -> Part:
-    return Part()
+def part() -> BindingWorld:
+    return BindingWorld()
 
 
-def test_pod_that_no_replica_was_asked_about_is_counted(part: Part) -> None:
+def test_pod_that_no_replica_was_asked_about_is_counted(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -25,7 +25,7 @@ def test_pod_that_no_replica_was_asked_about_is_counted(part: Part) -> None:
     assert part.counted() == 1
 
 
-def test_it_is_counted_once_however_often_it_changes(part: Part) -> None:
+def test_it_is_counted_once_however_often_it_changes(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.bind(part.pod(phase=PodPhase.RUNNING))
@@ -35,7 +35,7 @@ def test_it_is_counted_once_however_often_it_changes(part: Part) -> None:
     assert part.counted() == 1
 
 
-def test_it_is_not_counted_before_the_others_had_time_to_report(part: Part) -> None:
+def test_it_is_not_counted_before_the_others_had_time_to_report(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.bypassed_pods.sweep()
@@ -45,7 +45,7 @@ def test_it_is_not_counted_before_the_others_had_time_to_report(part: Part) -> N
     assert part.counted() == 0
 
 
-def test_series_of_a_scheduler_starts_at_zero(part: Part) -> None:
+def test_series_of_a_scheduler_starts_at_zero(part: BindingWorld) -> None:
     part.create(part.pod())
     part.ask()
     part.bind(part.pod())
@@ -67,13 +67,13 @@ def test_series_of_a_scheduler_starts_at_zero(part: Part) -> None:
 def test_series_of_expected_schedulers_are_there_before_the_first_pod(
     settings: BypassSettings, expected: set[str]
 ) -> None:
-    (family,) = Part(settings).world.metrics.unasked.collect()
+    (family,) = BindingWorld(settings).world.metrics.unasked.collect()
 
     assert {sample.labels["scheduler"] for sample in family.samples} == expected
     assert {sample.value for sample in family.samples} <= {0.0}
 
 
-def test_schedulers_that_ask_are_known_by_their_pods(part: Part) -> None:
+def test_schedulers_that_ask_are_known_by_their_pods(part: BindingWorld) -> None:
     own, other = part.pod("own", scheduler_name="idlegpu-scheduler"), part.pod("other")
     for pod in (own, other):
         part.create(pod)
@@ -87,10 +87,13 @@ def test_schedulers_that_ask_are_known_by_their_pods(part: Part) -> None:
 
 
 def test_schedulers_that_the_settings_name_are_those_that_ask() -> None:
-    assert Part(BypassSettings(schedulers=("b", "a"))).bypassed_pods.report().asked_by == ("b", "a")
+    assert BindingWorld(BypassSettings(schedulers=("b", "a"))).bypassed_pods.report().asked_by == (
+        "b",
+        "a",
+    )
 
 
-def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
+def test_question_before_our_watch_shows_the_pod_counts(part: BindingWorld) -> None:
     part.ask()
     part.create(part.pod())
     part.bind(part.pod())
@@ -106,7 +109,9 @@ def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
         pytest.param({"phase": PodPhase.FAILED}, id="ended-before-it-was-bound"),
     ],
 )
-def test_pods_that_are_none_of_ours_are_not_counted(part: Part, changes: dict[str, Any]) -> None:
+def test_pods_that_are_none_of_ours_are_not_counted(
+    part: BindingWorld, changes: dict[str, Any]
+) -> None:
     part.create(part.pod(**changes))
     part.bind(part.pod(**changes))
     part.judge()
@@ -115,14 +120,14 @@ def test_pods_that_are_none_of_ours_are_not_counted(part: Part, changes: dict[st
     assert part.bypassed_pods.report().pods == ()
 
 
-def test_pod_that_we_never_saw_waiting_is_not_accused(part: Part) -> None:
+def test_pod_that_we_never_saw_waiting_is_not_accused(part: BindingWorld) -> None:
     part.bind(part.pod())
     part.judge()
 
     assert part.counted() == 0
 
 
-def test_pods_that_were_there_before_us_are_not_accused(part: Part) -> None:
+def test_pods_that_were_there_before_us_are_not_accused(part: BindingWorld) -> None:
     part.tap.replace_pods([part.pod()])
     part.bind(part.pod())
     part.judge()
@@ -130,7 +135,7 @@ def test_pods_that_were_there_before_us_are_not_accused(part: Part) -> None:
     assert part.counted() == 0
 
 
-def test_pod_that_is_bound_when_all_are_listed_again_is_judged(part: Part) -> None:
+def test_pod_that_is_bound_when_all_are_listed_again_is_judged(part: BindingWorld) -> None:
     part.create(part.pod())
     part.create(part.pod("gone"))
     part.ask("gone")
@@ -141,7 +146,7 @@ def test_pod_that_is_bound_when_all_are_listed_again_is_judged(part: Part) -> No
     assert len(part.world.request_log) == 0
 
 
-def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Part) -> None:
+def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: BindingWorld) -> None:
     part.ask()
     part.create(part.pod())
     part.tap.remove_pod("uid-p", part.world.now)
@@ -151,7 +156,9 @@ def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Part
     assert len(part.world.request_log) == 0
 
 
-def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(part: Part) -> None:
+def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(
+    part: BindingWorld,
+) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.tap.remove_pod("uid-p", part.world.now)
@@ -160,7 +167,7 @@ def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(part:
     assert part.counted() == 1
 
 
-def test_judged_pod_leaves_no_question_behind(part: Part) -> None:
+def test_judged_pod_leaves_no_question_behind(part: BindingWorld) -> None:
     part.create(part.pod())
     part.ask()
     part.bind(part.pod())
@@ -170,7 +177,7 @@ def test_judged_pod_leaves_no_question_behind(part: Part) -> None:
 
 
 def test_only_named_schedulers_are_to_ask() -> None:
-    part = Part(BypassSettings(schedulers=("gpu",)))
+    part = BindingWorld(BypassSettings(schedulers=("gpu",)))
     for name, scheduler in (("a", DEFAULT), ("b", "gpu")):
         part.create(part.pod(name, scheduler_name=scheduler))
         part.bind(part.pod(name, scheduler_name=scheduler))
@@ -180,7 +187,7 @@ def test_only_named_schedulers_are_to_ask() -> None:
 
 
 def test_switched_off_it_counts_nothing() -> None:
-    part = Part(BypassSettings(enabled=False))
+    part = BindingWorld(BypassSettings(enabled=False))
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -188,7 +195,7 @@ def test_switched_off_it_counts_nothing() -> None:
     assert part.counted() == 0
 
 
-def test_invented_scheduler_names_make_no_series_without_end(part: Part) -> None:
+def test_invented_scheduler_names_make_no_series_without_end(part: BindingWorld) -> None:
     for number in range(MAX_SCHEDULERS + 3):
         record = part.pod(str(number), scheduler_name=f"s{number}")
         part.create(record)
@@ -200,7 +207,7 @@ def test_invented_scheduler_names_make_no_series_without_end(part: Part) -> None
 
 
 def test_pod_that_was_refused_everywhere_and_bound_without_another_question_is_counted(
-    part: Part,
+    part: BindingWorld,
 ) -> None:
     part.create(part.pod())
     part.ask(choices=0)
@@ -212,7 +219,9 @@ def test_pod_that_was_refused_everywhere_and_bound_without_another_question_is_c
     assert cause.kind is CauseKind.UNREACHABLE
 
 
-def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(part: Part) -> None:
+def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(
+    part: BindingWorld,
+) -> None:
     part.create(part.pod())
     part.ask(choices=0)
     part.world.now += 5.0
@@ -224,7 +233,7 @@ def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(p
 
 
 def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgotten(
-    part: Part,
+    part: BindingWorld,
 ) -> None:
     part.create(part.pod())
     part.ask(choices=0)
@@ -235,7 +244,7 @@ def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgott
     assert (part.counted(), part.unjudged) == (1, 0)
 
 
-def test_answer_that_no_client_read_is_counted_as_lost(part: Part) -> None:
+def test_answer_that_no_client_read_is_counted_as_lost(part: BindingWorld) -> None:
     part.create(part.pod())
     part.ask(is_lost=True)
     part.world.request_log.note_answer(2.5, is_lost=True)
@@ -247,7 +256,7 @@ def test_answer_that_no_client_read_is_counted_as_lost(part: Part) -> None:
     assert (cause.kind, "2.50 s" in cause.text) == (CauseKind.HTTP_TIMEOUT, True)
 
 
-def test_scores_that_are_never_asked_for_are_counted(part: Part) -> None:
+def test_scores_that_are_never_asked_for_are_counted(part: BindingWorld) -> None:
     part.create(part.pod())
     part.ask(choices=2)
     part.bind(part.pod())
@@ -256,7 +265,7 @@ def test_scores_that_are_never_asked_for_are_counted(part: Part) -> None:
     assert part.counted("not-scored") == 1
 
 
-def test_a_pod_without_scores_does_not_count_if_prioritize_is_called(part: Part) -> None:
+def test_a_pod_without_scores_does_not_count_if_prioritize_is_called(part: BindingWorld) -> None:
     part.ask("other", PRIORITIZE, choices=2)
     part.create(part.pod())
     part.ask(choices=2)

@@ -10,7 +10,12 @@ from extender.core.nodes.inventory import PodRecord
 from extender.effects.peer_link import MAX_QUEUE
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS
 from extender.placement.request_log import FILTER, PRIORITIZE
-from tests.extender.placement.peers_by_hand import GRACE_SECONDS, Replica, Truth, start_replicas
+from tests.extender.placement.peers_by_hand import (
+    GRACE_SECONDS,
+    ClusterState,
+    Replica,
+    start_replicas,
+)
 
 SILENT_SECONDS = 10.0
 """Time after which a replica without an address counts as gone."""
@@ -20,8 +25,8 @@ STEPS = (*ALONE, "send", "arrive", "acknowledge", "fail")
 
 
 @pytest.fixture
-def truth() -> Truth:
-    return Truth()
+def truth() -> ClusterState:
+    return ClusterState()
 
 
 def results(*replicas: Replica) -> list[tuple[list[str], int]]:
@@ -29,7 +34,7 @@ def results(*replicas: Replica) -> list[tuple[list[str], int]]:
     return [(one.accused, one.unjudged) for one in replicas]
 
 
-def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) -> None:
+def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: ClusterState) -> None:
     replicas = start_replicas(truth, 0.0, 5000.0)
     pod = truth.create("p")
     truth.talk()
@@ -40,7 +45,7 @@ def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) ->
 
 
 @pytest.mark.parametrize("late_seconds", [0.5, 5.0, MAX_WAIT_SECONDS - 1.0])
-def test_replica_that_reports_late_is_waited_for(truth: Truth, late_seconds: float) -> None:
+def test_replica_that_reports_late_is_waited_for(truth: ClusterState, late_seconds: float) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     near.send(far.address)
     far.send(near.address)  # before the request, and the message arrives long after
@@ -61,7 +66,7 @@ def test_replica_that_reports_late_is_waited_for(truth: Truth, late_seconds: flo
     assert results(near, far) == [([], 0), ([], 0)]
 
 
-def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: Truth) -> None:
+def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
@@ -80,7 +85,7 @@ def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: Truth) -
     assert results(near) == [([], 0)]
 
 
-def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: Truth) -> None:
+def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     asked, unasked = truth.create("asked"), truth.create("unasked")
     truth.talk()
@@ -95,7 +100,7 @@ def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: Truth) -> N
     assert results(near) == [(["unasked"], 0)]
 
 
-def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: Truth) -> None:
+def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pods = [truth.create("asked"), truth.create("unasked")]
     truth.talk()
@@ -107,7 +112,7 @@ def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: Truth) -> None:
     assert results(near) == [([], 2)]
 
 
-def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None:
+def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     others, pod = truth.create("others"), truth.create("p")
     truth.talk()
@@ -120,7 +125,9 @@ def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
-def test_requests_to_a_dead_replica_leave_pods_unjudged(truth: Truth, *, is_replaced: bool) -> None:
+def test_requests_to_a_dead_replica_leave_pods_unjudged(
+    truth: ClusterState, *, is_replaced: bool
+) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     truth.talk()
@@ -139,7 +146,7 @@ def test_requests_to_a_dead_replica_leave_pods_unjudged(truth: Truth, *, is_repl
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
 def test_after_a_replica_is_gone_the_others_judge_new_pods(
-    truth: Truth, *, is_replaced: bool
+    truth: ClusterState, *, is_replaced: bool
 ) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     far.is_running = False
@@ -155,7 +162,7 @@ def test_after_a_replica_is_gone_the_others_judge_new_pods(
     assert results(near) == [(["p"], 0)]
 
 
-def test_requests_before_a_replicas_first_message_leave_pods_unjudged(truth: Truth) -> None:
+def test_requests_before_a_replicas_first_message_leave_pods_unjudged(truth: ClusterState) -> None:
     (near,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     truth.talk()
@@ -167,7 +174,7 @@ def test_requests_before_a_replicas_first_message_leave_pods_unjudged(truth: Tru
     assert results(near) == [([], 1)]
 
 
-def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Truth) -> None:
+def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: ClusterState) -> None:
     (near,) = start_replicas(truth, 0.0)
     far = truth.start(2)
     truth.talk(without=(far,))
@@ -183,7 +190,7 @@ def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Tru
 
 
 def test_a_replica_that_still_gets_requests_after_its_address_was_removed_is_waited_for(
-    truth: Truth,
+    truth: ClusterState,
 ) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     del truth.listed[far.address]
@@ -207,7 +214,7 @@ def test_a_replica_that_still_gets_requests_after_its_address_was_removed_is_wai
     assert sum(group.count for group in near.bypassed_pods.report().pods) == 1
 
 
-def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
+def test_receipt_of_another_life_is_no_mark_of_this_one(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     near.is_running = False
     again = truth.start(1, life=1, clock_ahead=-1e6)  # by its clock the old marks are in the future
@@ -234,7 +241,9 @@ def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
     assert results(again) == [([], 0)]
 
 
-def test_a_replica_that_cannot_report_for_too_long_leaves_pods_unjudged(truth: Truth) -> None:
+def test_a_replica_that_cannot_report_for_too_long_leaves_pods_unjudged(
+    truth: ClusterState,
+) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
@@ -248,7 +257,7 @@ def test_a_replica_that_cannot_report_for_too_long_leaves_pods_unjudged(truth: T
     assert results(near) == [([], 1)]
 
 
-def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: Truth) -> None:
+def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: ClusterState) -> None:
     (far,) = start_replicas(truth, 0.0)
     near = truth.start(2)
     pod = truth.create("p")
@@ -264,7 +273,7 @@ def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: Tr
 
 
 def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
-    truth: Truth,
+    truth: ClusterState,
 ) -> None:
     (near,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
@@ -285,7 +294,7 @@ def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
 
 
 def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_about_before(
-    truth: Truth,
+    truth: ClusterState,
 ) -> None:
     (far,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
@@ -301,7 +310,7 @@ def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_abou
 
 
 def test_watch_that_is_late_makes_no_pod_younger_than_the_replica_that_was_lost(
-    truth: Truth,
+    truth: ClusterState,
 ) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
@@ -321,7 +330,7 @@ def test_watch_that_is_late_makes_no_pod_younger_than_the_replica_that_was_lost(
 @pytest.mark.parametrize("wall_ahead", [-3600.0, 3600.0], ids=["behind", "ahead"])
 @pytest.mark.parametrize("clock_ahead", [-1e6, 1e6], ids=["younger", "older"])
 def test_clocks_that_differ_accuse_no_pod_that_was_asked_about(
-    truth: Truth, clock_ahead: float, wall_ahead: float
+    truth: ClusterState, clock_ahead: float, wall_ahead: float
 ) -> None:
     replicas = [
         truth.start(1, wall_ahead=wall_ahead),
@@ -339,7 +348,7 @@ def test_clocks_that_differ_accuse_no_pod_that_was_asked_about(
     assert all(not {"one", "other"} & set(replica.accused) for replica in replicas)
 
 
-def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: Truth) -> None:
+def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
@@ -358,7 +367,9 @@ def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: Truth) ->
     assert results(near) == [([], 0)]
 
 
-def test_answers_of_two_replicas_whose_order_is_not_known_accuse_no_pod(truth: Truth) -> None:
+def test_answers_of_two_replicas_whose_order_is_not_known_accuse_no_pod(
+    truth: ClusterState,
+) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     far.answer(pod, "filter", choices=0)
@@ -386,7 +397,7 @@ class Chance:
     """
 
     def __init__(self, random: Random) -> None:
-        self.truth = Truth()
+        self.truth = ClusterState()
         self.random = random
         self.started = start_replicas(self.truth, *(random.uniform(-1e4, 1e4) for _ in range(2)))
         self.waiting: list[PodRecord] = []

@@ -11,18 +11,18 @@ from extender.placement.bypassed_pods import (
     WATCH_SECONDS,
 )
 from testkit.builders import GPU
-from testkit.judging import DEFAULT, Part, ReceivedPeriod
+from testkit.judging import DEFAULT, BindingWorld, ReceivedPeriod
 
 MESSAGE = "pods bound without our answer"
 
 
 @pytest.fixture
-def part() -> Part:
-    return Part()
+def part() -> BindingWorld:
+    return BindingWorld()
 
 
 def test_replica_that_is_silent_puts_the_verdict_off() -> None:
-    part = Part(received=(received := ReceivedPeriod()))
+    part = BindingWorld(received=(received := ReceivedPeriod()))
     received.until = part.world.now
     part.create(part.pod())
     part.bind(part.pod())
@@ -35,7 +35,7 @@ def test_replica_that_is_silent_puts_the_verdict_off() -> None:
 
 
 def test_replica_that_stays_silent_leaves_the_pod_unjudged() -> None:
-    part = Part(received=(received := ReceivedPeriod()))
+    part = BindingWorld(received=(received := ReceivedPeriod()))
     received.until = part.world.now
     part.create(part.pod())
     part.bind(part.pod())
@@ -47,7 +47,7 @@ def test_replica_that_stays_silent_leaves_the_pod_unjudged() -> None:
 
 
 def test_replica_without_a_message_before_the_binding_leaves_the_pod_unjudged() -> None:
-    part = Part(received=(received := ReceivedPeriod()))
+    part = BindingWorld(received=(received := ReceivedPeriod()))
     part.create(part.pod())
     received.since = part.world.now
     part.bind(part.pod())
@@ -59,7 +59,7 @@ def test_replica_without_a_message_before_the_binding_leaves_the_pod_unjudged() 
 
 
 def test_a_message_of_the_replica_must_come_before_our_own_watch_shows_the_pod() -> None:
-    part = Part(received=(received := ReceivedPeriod()))
+    part = BindingWorld(received=(received := ReceivedPeriod()))
     received.since = part.world.now - WATCH_SECONDS / 2
     part.create(part.pod())
     part.bind(part.pod())
@@ -68,7 +68,7 @@ def test_a_message_of_the_replica_must_come_before_our_own_watch_shows_the_pod()
     assert part.counted() == 0
 
 
-def test_pod_whose_question_may_be_forgotten_is_not_accused(part: Part) -> None:
+def test_pod_whose_question_may_be_forgotten_is_not_accused(part: BindingWorld) -> None:
     part.create(part.pod("unasked"))
     part.create(part.pod("asked"))
     part.world.request_log.forgotten_until = part.world.now
@@ -82,7 +82,7 @@ def test_pod_whose_question_may_be_forgotten_is_not_accused(part: Part) -> None:
 
 
 def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
-    part = Part(received=(received := ReceivedPeriod()))
+    part = BindingWorld(received=(received := ReceivedPeriod()))
     received.until = part.world.now
     part.create(part.pod())
     part.ask()
@@ -98,7 +98,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
 
 
 def test_log_names_an_example_and_the_likely_cause(
-    part: Part, caplog: pytest.LogCaptureFixture
+    part: BindingWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     part.create(part.pod())
     part.bind(part.pod())
@@ -113,7 +113,7 @@ def test_log_names_an_example_and_the_likely_cause(
 
 
 def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(
-    part: Part, caplog: pytest.LogCaptureFixture
+    part: BindingWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(4):
         part.create(part.pod(str(number)))
@@ -129,7 +129,9 @@ def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(
     assert [line.pods for line in lines(caplog)] == [1, 3]
 
 
-def test_log_is_silent_where_all_is_well(part: Part, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_is_silent_where_all_is_well(
+    part: BindingWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     part.create(part.pod())
     part.ask()
     part.bind(part.pod())

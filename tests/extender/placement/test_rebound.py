@@ -10,14 +10,14 @@ from extender.core.steps import finish
 from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
 from testkit.builders import GPU, request
 from testkit.cards import IDLE
-from testkit.judging import Part
+from testkit.judging import BindingWorld
 
 OLD, NEW = "uid-old", "uid-new"
 
 
 @pytest.fixture
-def part() -> Part:
-    made = Part()
+def part() -> BindingWorld:
+    made = BindingWorld()
     made.world.add({"a": [IDLE], "b": [IDLE]})
     return made
 
@@ -26,7 +26,7 @@ def web(uid: str) -> PodRecord:
     return PodRecord(uid=uid, namespace="team", name="web-0", resources={GPU: 1})
 
 
-def ask(part: Part, uid: str, verb: str = "filter") -> str:
+def ask(part: BindingWorld, uid: str, verb: str = "filter") -> str:
     """Call the extender for a pod; return its first choice."""
     pod = PodRef(uid=uid, namespace="team", name="web-0")
     record = part.world.placer.place(verb, pod, request(), ("a", "b"))
@@ -37,28 +37,28 @@ def ask(part: Part, uid: str, verb: str = "filter") -> str:
     return record.decision.best
 
 
-def bind(part: Part, uid: str, node: str) -> None:
+def bind(part: BindingWorld, uid: str, node: str) -> None:
     part.tap.apply_pod(replace(web(uid), node=node))
     part.world.now += 0.1
 
 
-def delete(part: Part, uid: str) -> None:
+def delete(part: BindingWorld, uid: str) -> None:
     part.tap.remove_pod(uid, part.world.now)
     part.world.now += 0.1
 
 
-def assumed(part: Part) -> dict[str, list[str]]:
+def assumed(part: BindingWorld) -> dict[str, list[str]]:
     overlay = part.world.fleet.ledger.overlays(without="").get(GPU, {})
     return {node: [tenant.uid for tenant in tenants] for node, tenants in overlay.items()}
 
 
-def followed(part: Part, choice: str) -> float:
+def followed(part: BindingWorld, choice: str) -> float:
     return part.world.count("idlegpu_bound_pods_total", choice=choice)
 
 
 @pytest.mark.parametrize("is_bound", [False, True], ids=["while it waits", "once it is bound"])
 def test_the_second_is_bound_without_a_call_although_the_first_was_asked_about(
-    part: Part, is_bound: bool
+    part: BindingWorld, is_bound: bool
 ) -> None:
     part.create(web(OLD))
     ask(part, OLD)
@@ -73,7 +73,9 @@ def test_the_second_is_bound_without_a_call_although_the_first_was_asked_about(
     assert part.counted() == 1
 
 
-def test_the_first_is_bound_without_a_call_although_the_second_is_asked_about(part: Part) -> None:
+def test_the_first_is_bound_without_a_call_although_the_second_is_asked_about(
+    part: BindingWorld,
+) -> None:
     part.create(web(OLD))
     bind(part, OLD, "a")
     delete(part, OLD)
@@ -86,7 +88,9 @@ def test_the_first_is_bound_without_a_call_although_the_second_is_asked_about(pa
     assert part.counted() == 1
 
 
-def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(part: Part) -> None:
+def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(
+    part: BindingWorld,
+) -> None:
     part.create(web(OLD))
     ask(part, NEW)  # kube-scheduler's watch is ahead of the extender's
     ask(part, NEW, PRIORITIZE)
@@ -99,7 +103,7 @@ def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(p
     assert part.unjudged == 0
 
 
-def test_a_complete_list_that_shows_the_second_bound_accuses_no_pod(part: Part) -> None:
+def test_a_complete_list_that_shows_the_second_bound_accuses_no_pod(part: BindingWorld) -> None:
     part.create(web(OLD))
     part.tap.replace_pods([replace(web(NEW), node="a")])
     part.judge()
@@ -110,7 +114,7 @@ def test_a_complete_list_that_shows_the_second_bound_accuses_no_pod(part: Part) 
 
 
 @pytest.mark.parametrize("node", ["a", "b"], ids=["the same node", "another node"])
-def test_both_hold_no_devices_at_once(part: Part, node: str) -> None:
+def test_both_hold_no_devices_at_once(part: BindingWorld, node: str) -> None:
     part.create(web(OLD))
     bind(part, OLD, "a")
     delete(part, OLD)
@@ -126,7 +130,7 @@ def test_both_hold_no_devices_at_once(part: Part, node: str) -> None:
     }
 
 
-def test_whether_we_were_followed_is_counted_for_each(part: Part) -> None:
+def test_whether_we_were_followed_is_counted_for_each(part: BindingWorld) -> None:
     part.create(web(OLD))
     first = ask(part, OLD, PRIORITIZE)
     bind(part, OLD, first)
@@ -138,7 +142,7 @@ def test_whether_we_were_followed_is_counted_for_each(part: Part) -> None:
     assert (followed(part, "first"), followed(part, "other")) == (1, 1)
 
 
-def test_it_is_counted_though_the_decision_is_forgotten_by_the_binding(part: Part) -> None:
+def test_it_is_counted_though_the_decision_is_forgotten_by_the_binding(part: BindingWorld) -> None:
     finish(part.world.history.resize_in_steps(1))
     part.create(web(NEW))
     first = ask(part, NEW, PRIORITIZE)
@@ -150,7 +154,7 @@ def test_it_is_counted_though_the_decision_is_forgotten_by_the_binding(part: Par
     assert (followed(part, "first"), followed(part, "other")) == (1, 0)
 
 
-def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Part) -> None:
+def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: BindingWorld) -> None:
     part.create(web(OLD))
     ask(part, OLD)
     delete(part, OLD)
@@ -163,7 +167,7 @@ def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Par
     assert assumed(part) == {}
 
 
-def test_a_late_report_about_the_first_pod_counts_nowhere(part: Part) -> None:
+def test_a_late_report_about_the_first_pod_counts_nowhere(part: BindingWorld) -> None:
     part.create(web(OLD))
     delete(part, OLD)
     part.world.request_log.take(
@@ -181,7 +185,7 @@ def test_a_late_report_about_the_first_pod_counts_nowhere(part: Part) -> None:
     assert assumed(part) == {}
 
 
-def test_records_of_removed_pods_are_dropped_soon(part: Part) -> None:
+def test_records_of_removed_pods_are_dropped_soon(part: BindingWorld) -> None:
     for number in range(1000):
         part.create(web(f"uid-{number}"))
         ask(part, f"uid-{number}")

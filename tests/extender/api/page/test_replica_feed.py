@@ -4,6 +4,7 @@ import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from testkit.webhook_requests import Client, MakeClient
 
 from extender.api.page.decision_feed import MOST_AT_ONCE
 from extender.api.page.replica_feed import MOST_REPLICAS, FarFeed
@@ -16,8 +17,7 @@ from extender.server.redaction import (
     write_json_in_full,
 )
 from testkit.decisions import application, decide, replica
-from testkit.others import FAR, THIRD, Far
-from testkit.webhook_questions import Client, MakeClient
+from testkit.others import FAR, THIRD, OtherReplicas
 from testkit.world import World
 
 
@@ -30,8 +30,8 @@ async def other(aiohttp_client: MakeClient) -> Client:
 
 
 @pytest.fixture
-def far(other: Client) -> Far:
-    return Far({FAR: other})
+def far(other: Client) -> OtherReplicas:
+    return OtherReplicas({FAR: other})
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def feed(world: World, far: Far) -> FarFeed:
+def feed(world: World, far: OtherReplicas) -> FarFeed:
     feed = FarFeed(world.fleet, Replicas(name="near", others=far, answers_peers=True))
     feed.start()
     return feed
@@ -76,7 +76,7 @@ async def test_a_replica_that_had_decided_nothing_is_read_from_its_first(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(application(*replica("far")))
-    feed = FarFeed(world.fleet, Replicas(name="near", others=Far({FAR: client})))
+    feed = FarFeed(world.fleet, Replicas(name="near", others=OtherReplicas({FAR: client})))
     assert await feed.batch() is None
 
     await decide(client, "a")
@@ -135,7 +135,7 @@ async def test_pods_are_hidden_from_those_who_may_not_read_them(
 
 @pytest.mark.parametrize("garbage", [None, b"", b"<html>", b'{"version":1}'])
 async def test_a_replica_that_does_not_answer_is_asked_again_later(
-    feed: FarFeed, far: Far, other: Client, garbage: bytes | None
+    feed: FarFeed, far: OtherReplicas, other: Client, garbage: bytes | None
 ) -> None:
     await feed.batch()
     far.clients, far.garbage = {FAR: None}, garbage
@@ -149,7 +149,7 @@ async def test_a_replica_that_does_not_answer_is_asked_again_later(
 
 async def test_our_own_address_adds_nothing_twice(world: World, aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(application(*replica("near")))
-    feed = FarFeed(world.fleet, Replicas(name="near", others=Far({FAR: client})))
+    feed = FarFeed(world.fleet, Replicas(name="near", others=OtherReplicas({FAR: client})))
     await feed.batch()
 
     await decide(client, "ours")
@@ -158,7 +158,7 @@ async def test_our_own_address_adds_nothing_twice(world: World, aiohttp_client: 
 
 
 async def test_replicas_that_are_long_gone_are_no_longer_queried(
-    feed: FarFeed, far: Far, other: Client
+    feed: FarFeed, far: OtherReplicas, other: Client
 ) -> None:
     news: list[str] = []
     for number in range(MOST_REPLICAS + 5):  # a replica that restarts repeatedly

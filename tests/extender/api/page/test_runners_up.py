@@ -8,13 +8,17 @@ from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from testkit.cards import BUSY, IDLE
 from testkit.http_questions import decide, get
-from testkit.others import FAR, Far
+from testkit.others import FAR, OtherReplicas
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
 
 
 def replica(
-    name: str, far: Far | None = None, viewer: Viewer = SEES_ALL, *, answers_peers: bool = True
+    name: str,
+    far: OtherReplicas | None = None,
+    viewer: Viewer = SEES_ALL,
+    *,
+    answers_peers: bool = True,
 ) -> web.Application:
     world = World()
     world.add({"a": [IDLE] * 3, "b": [IDLE], "c": [BUSY]})
@@ -53,7 +57,7 @@ async def test_it_is_what_the_explanation_in_full_says(client: Client) -> None:
 async def test_another_replica_is_asked_for_its_own(
     client: Client, aiohttp_client: MakeClient
 ) -> None:
-    near = await aiohttp_client(replica("near", Far({FAR: client})))
+    near = await aiohttp_client(replica("near", OtherReplicas({FAR: client})))
 
     theirs = (await get(near, PATH, ids="here-1,near-9"))["lost_by"]
 
@@ -64,7 +68,7 @@ async def test_another_replica_is_asked_for_its_own(
 async def test_a_replica_that_does_not_answer_leaves_it_unsaid(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
-    near = await aiohttp_client(replica("near", Far({FAR: None}, garbage=garbage)))
+    near = await aiohttp_client(replica("near", OtherReplicas({FAR: None}, garbage=garbage)))
 
     assert (await get(near, PATH, ids="here-1"))["lost_by"] == {}
 
@@ -72,7 +76,7 @@ async def test_a_replica_that_does_not_answer_leaves_it_unsaid(
 async def test_nothing_is_reported_about_other_tenants_pods(
     client: Client, aiohttp_client: MakeClient
 ) -> None:
-    near = await aiohttp_client(replica("near", Far({FAR: client}), SeesNone()))
+    near = await aiohttp_client(replica("near", OtherReplicas({FAR: client}), SeesNone()))
     await decide(near, "a", "b", name="ours")
 
     assert (await get(near, PATH, ids="here-1,near-1"))["lost_by"] == {}

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.report.contract import XID_AGE, Layout, Part, Update
+from agent.report.contract import XID_AGE, Layout, LayoutDevice, Update
 from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
 from extender.sources.agents.states import _ROWS, AgentState, readings_of
@@ -62,6 +62,6 @@ def test_an_xids_age_arrives_unchanged() -> None:
 
 
 def said(uuid: str, row: Sequence[float], at: float, sent_at: float) -> Update:
-    layout = Layout(devices=(Part(uuid=uuid, index=0),), rows=_ROWS)
+    layout = Layout(devices=(LayoutDevice(uuid=uuid, index=0),), rows=_ROWS)
     values = np.array(row, dtype="<f8").tobytes()
     return Update(node="node", at=at, sent_at=sent_at, is_news=True, layout=layout, values=values)

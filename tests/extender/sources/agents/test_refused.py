@@ -7,7 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.report.contract import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
+from agent.report.contract import (
+    LENGTH_BYTES,
+    MAX_UPDATE_BYTES,
+    UPGRADE,
+    Layout,
+    LayoutDevice,
+    frame,
+)
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
 from extender.sources.agents.connection import MAX_UPDATES
@@ -193,11 +200,15 @@ async def test_a_failed_review_is_retried(tmp_path: Path, fleet: SimulatedFleet)
         pytest.param(frame(update(layout=None)), id="numbers-of-nothing"),
         pytest.param(frame(update(values=bytes(16))), id="too-many-numbers"),
         pytest.param(
-            frame(update(layout=Layout(devices=(Part(uuid="GPU-1"),) * 2, rows=("power_watts",)))),
+            frame(
+                update(
+                    layout=Layout(devices=(LayoutDevice(uuid="GPU-1"),) * 2, rows=("power_watts",))
+                )
+            ),
             id="a-device-twice",
         ),
         pytest.param(
-            frame(update(layout=Layout(devices=(Part(uuid="GPU-1"),), rows=("x",) * 999))),
+            frame(update(layout=Layout(devices=(LayoutDevice(uuid="GPU-1"),), rows=("x",) * 999))),
             id="too-many-rows",
         ),
     ],
@@ -342,7 +353,7 @@ async def test_an_unsupported_version_is_named(tmp_path: Path) -> None:
 
 def test_an_update_of_sixteen_partitioned_cards_is_small() -> None:
     parts = tuple(
-        Part(
+        LayoutDevice(
             uuid=f"GPU-43202e14-7a41-4c0e-9d53-5e0b8c11{number:04d}",
             gpu_instance_id=str(instance),
             index=number,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.report.contract import LENGTH_BYTES, VERSION, Layout, Part, frame
+from agent.report.contract import LENGTH_BYTES, VERSION, Layout, LayoutDevice, frame
 from agent.report.contract import ForeignProcess as ReportedProcess
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal
 from extender.sources.agents.refusal import AgentRefusal
@@ -167,7 +167,7 @@ async def test_shares_that_kubelets_offer_are_delivered(tmp_path: Path) -> None:
             owns = (one.own for one in server.readings_of("gpu-1"))
             return [dict(own.replicas["gpu-1"]) for own in owns if own and own.replicas]
 
-        parts = (Part(uuid="GPU-1", replicas=4), Part(uuid="GPU-2", replicas=-1))
+        parts = (LayoutDevice(uuid="GPU-1", replicas=4), LayoutDevice(uuid="GPU-2", replicas=-1))
         writer.write(frame(update(layout=Layout(devices=parts, rows=()), values=b"", is_news=True)))
         await eventually(lambda: offered() == [{"": 4}])
 
