@@ -25,8 +25,7 @@ from extender.settings.loading import ConfigError, Loaded, load_model
 from extender.settings.peers import ADDRESS_FORM, split_address
 from extender.settings.removed import removed_in
 from extender.settings.section import MIB, TIB, Percent, Quantity, Section, ValueForm
-from extender.settings.spec import Setting, list_settings
-from extender.settings.table import render_table
+from extender.settings.spec import Setting, list_settings, render_table
 
 _PREFIX: Final = "IDLEGPU_AGENT_"
 

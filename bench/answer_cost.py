@@ -20,8 +20,8 @@ import orjson
 from bench.machine import report
 from bench.questions import question as body_of
 from bench.virtual_cluster import GPU, Shape, VirtualCluster
+from extender.core.decision.dirty_rows import evaluate_in_steps, evaluate_together
 from extender.core.decision.evaluation import EvaluationRequest, device_requests
-from extender.core.decision.evaluation_cache import evaluate_in_steps, evaluate_together
 from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodRecord

@@ -29,8 +29,8 @@ from bench.machine import RESULTS, Bound, report
 from bench.packing_cluster import REPLICAS, WHOLE, Nodes, PackedCluster, Shape, Trace, read_trace
 from bench.traces import Floats
 from extender.core.decision.decision import decide
+from extender.core.decision.dirty_rows import CacheEntry, evaluate_cached
 from extender.core.decision.evaluation import Evaluation, EvaluationRequest
-from extender.core.decision.evaluation_cache import CacheEntry, evaluate_cached
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.nodes.snapshot import Pool, Snapshot

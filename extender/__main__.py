@@ -18,7 +18,7 @@ from extender.runtime import logs
 from extender.settings.changes import show_value
 from extender.settings.config import Settings, all_settings, load
 from extender.settings.loading import ConfigError, Loaded
-from extender.settings.table import render_table
+from extender.settings.spec import render_table
 
 logger = logging.getLogger("extender")
 

@@ -33,7 +33,7 @@ from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
 from extender.settings.reload import LIVE, LIVE_PARTS
 from extender.settings.section import Section
-from extender.settings.table import render_signs, render_table
+from extender.settings.spec import render_signs, render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.files import ROOT
 from tests.reference_api import render_answers, render_routes

@@ -20,8 +20,8 @@ from extender.core.nodes.batches import current_batch
 from extender.core.steps import Steps, finish
 from extender.fleet.fleet import Fleet
 from extender.insight.demand import Supply, demand_metrics
+from extender.insight.pending import Waits
 from extender.insight.stranded import HostPods, find_needs
-from extender.insight.waits import Waits
 from extender.runtime.metrics import Metrics
 from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from extender.core.decision.certainty import Band
 from extender.core.decision.decision import Decision, decide
+from extender.core.decision.dirty_rows import CacheEntry, evaluate_cached
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
@@ -20,7 +21,6 @@ from extender.core.decision.evaluation import (
     device_requests,
     evaluate_for,
 )
-from extender.core.decision.evaluation_cache import CacheEntry, evaluate_cached
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest

@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
+from extender.core.decision.dirty_rows import (
+    CacheEntry,
+    evaluate_in_steps,
+    evaluate_together,
+)
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
     Overlay,
     device_requests,
-)
-from extender.core.decision.evaluation_cache import (
-    CacheEntry,
-    evaluate_in_steps,
-    evaluate_together,
 )
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
@@ -78,7 +78,7 @@ class _CachedRequest:
 class EvaluationCache:
     """Evaluates pools, and caches the results by request.
 
-    Every result equals an evaluation from scratch: `core.decision.evaluation_cache` says why.
+    Every result equals an evaluation from scratch: `core.decision.dirty_rows` says why.
 
     Args:
         fleet: state of the fleet.

@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from extender.core.decision.decision import Decision, decide
+from extender.core.decision.dirty_rows import evaluate_in_steps
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
@@ -16,7 +17,6 @@ from extender.core.decision.evaluation import (
     evaluate_for,
     serves_host,
 )
-from extender.core.decision.evaluation_cache import evaluate_in_steps
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import Nearness, too_few
 from extender.core.decision.verdicts import NodeVerdict, gather

@@ -1,6 +1,9 @@
-"""Describe every setting from its pydantic model, for messages, environment and documentation."""
+"""Describe every setting from its pydantic model, for messages, environment and documentation.
 
-from collections.abc import Iterator
+Tables in Markdown are for docs/settings.md.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -11,6 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from extender.core.policy import Health, HealthSign
 from extender.settings.section import MIB, Unit, ValueForm
 
 ENVIRONMENT_PREFIX: Final = "IDLEGPU_"
@@ -24,6 +28,10 @@ _UNIT_SUFFIXES: Final = {
 }
 _SECRET_WORDS: Final = ("token", "password", "secret", "headers", "authorization")
 _BINARY_UNITS: Final = ("Ti", "Gi", "Mi", "Ki")
+
+_HEADER: Final = "| setting | unit or type | default | bounds | meaning |\n|---|---|---|---|---|"
+
+_SIGNS_HEADER: Final = "| sign | default action | applies if |\n|---|---|---|"
 
 
 class SettingKind(StrEnum):
@@ -228,3 +236,44 @@ def _format_bound(bound: object, kind: SettingKind) -> str:
     if kind is SettingKind.QUANTITY and isinstance(bound, int) and bound >= MIB:
         return _format_bytes(bound)
     return f"{bound:.15g}" if isinstance(bound, int | float) else str(bound)
+
+
+_TYPES: Final = {
+    SettingKind.BOOLEAN: "true or false",
+    SettingKind.CHOICE: "choice",
+    SettingKind.WHOLE: "count",
+    SettingKind.NUMBER: "number",
+    SettingKind.QUANTITY: "quantity (bytes)",
+    SettingKind.TEXT: "text",
+    SettingKind.PATH: "path",
+    SettingKind.LIST: "list",
+    SettingKind.MAP: "map",
+}
+
+
+def render_table(settings: Iterable[Setting]) -> str:
+    """Render a Markdown table with one row for each setting."""
+    return "\n".join([_HEADER, *map(_row, settings)]) + "\n"
+
+
+def render_signs(health: Health) -> str:
+    """Render a Markdown table with one row for each health sign.
+
+    Args:
+        health: the default actions.
+    """
+    rows = (f"| `{sign}` | `{getattr(health, sign)}` | {sign.description} |" for sign in HealthSign)
+    return "\n".join([_SIGNS_HEADER, *rows]) + "\n"
+
+
+def _row(setting: Setting) -> str:
+    is_plain_number = setting.kind in {SettingKind.NUMBER, SettingKind.WHOLE}
+    unit = setting.unit if setting.unit and is_plain_number else _TYPES[setting.kind]
+    cells = (
+        f"`{setting.name}`",
+        unit,
+        f"`{setting.default}`" if setting.default else "",
+        setting.form or setting.bounds,
+        setting.description,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -15,7 +15,7 @@ import pytest
 
 from extender.__main__ import main
 from extender.settings.config import all_settings
-from extender.settings.table import render_table
+from extender.settings.spec import render_table
 
 DEADLINE_SECONDS = 30.0
 

@@ -48,8 +48,7 @@ from extender.sources.prometheus.history import collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.source import ReadingsBuilder, read_history
 from extender.sources.prometheus.worker import past_frames, round_frames
-from extender.webhook.admission.review import ReviewError, decode_review
-from extender.webhook.admission.webhook import AdmissionWebhook
+from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, decode_review
 from testkit.builders import NOW
 from testkit.cards import IDLE
 from testkit.collecting import NODES

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.decision.certainty import Band
+from extender.core.decision.dirty_rows import evaluate_cached
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
@@ -18,7 +19,6 @@ from extender.core.decision.evaluation import (
     device_requests,
     nominate,
 )
-from extender.core.decision.evaluation_cache import evaluate_cached
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.group_fit import GroupFit, GroupNeed, fit_group, too_few
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score

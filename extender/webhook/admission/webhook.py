@@ -1,16 +1,19 @@
 """Set the scheduler of GPU pods that name none; the webhook never refuses a pod."""
 
 import asyncio
+import base64
 import logging
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Final, Protocol
 
+import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import Counter as Metric
@@ -19,21 +22,14 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.node_affinity import selects
 from extender.core.nodes.node_selection import Operator, Selection, Term, read_selection
 from extender.core.policy import Policy
-from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames, excess_of
 from extender.core.request.request import parse_request
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
+from extender.runtime.decoding import MalformedError, decode_with, excess_values
 from extender.runtime.log_throttle import LogThrottle
 from extender.settings.admission import Admission
 from extender.webhook.admission.proposals import Proposals
-from extender.webhook.admission.review import (
-    Review,
-    ReviewError,
-    decode_review,
-    encode_answer,
-    patch_annotations,
-    patch_pod,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +58,148 @@ _LEASE_ACTION: Final = "get leases.coordination.k8s.io"
 _DURATION_SECONDS: Final = 15.0
 """Assumed duration of a Lease that states none: kube-scheduler's default."""
 _MAX_DURATION_SECONDS: Final = 3600.0
+
+_API_VERSION: Final = "admission.k8s.io/v1"
+_KIND: Final = "AdmissionReview"
+
+_MAX_WARNINGS: Final = 3
+MAX_WARNING: Final = 250
+"""Maximum length of a warning: the API server truncates longer ones."""
+
+
+class ReviewError(ValueError):
+    """The request is not a review of a pod's creation; the message gives the cause and its place.
+
+    Attributes:
+        uid: UID of the review, "" if it cannot be read.
+    """
+
+    def __init__(self, message: str, uid: str = "") -> None:
+        super().__init__(message)
+        self.uid = uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """A pod that is being created.
+
+    Attributes:
+        uid: UID of the review; the answer repeats it.
+        namespace: namespace of the pod.
+        pod: the Pod object.
+    """
+
+    uid: str
+    namespace: str
+    pod: Mapping[str, object]
+
+
+def decode_review(body: bytes) -> Review:
+    """Decode a review.
+
+    Raises:
+        ReviewError: it is malformed, or not about the creation of a pod.
+    """
+    if excess := excess_values(body):
+        raise ReviewError(f"cannot read AdmissionReview: $ has {excess}")
+    try:
+        document = decode_with(orjson.loads, body)
+    except MalformedError as error:
+        raise ReviewError(f"cannot read AdmissionReview: {error}") from error
+    review = mapping_of(document)
+    request = mapping_of(review.get("request"))
+    uid = text_of(request.get("uid"))
+    kind = mapping_of(request.get("kind"))
+    for path, found, wanted in (
+        ("$.apiVersion", review.get("apiVersion"), _API_VERSION),
+        ("$.kind", review.get("kind"), _KIND),
+        ("$.request.kind.group", kind.get("group", ""), ""),
+        ("$.request.kind.version", kind.get("version"), "v1"),
+        ("$.request.kind.kind", kind.get("kind"), "Pod"),
+        ("$.request.operation", request.get("operation"), "CREATE"),
+        ("$.request.subResource", request.get("subResource", ""), ""),
+    ):
+        if found != wanted:
+            raise ReviewError(f"cannot use AdmissionReview: {path} must be {wanted!r}", uid)
+    if not uid:
+        raise ReviewError("cannot use AdmissionReview: $.request.uid is missing")
+    pod = request.get("object")
+    if not isinstance(pod, dict):
+        raise ReviewError("cannot use AdmissionReview: $.request.object must be a Pod", uid)
+    if excess := excess_of(pod):
+        raise ReviewError(f"cannot use AdmissionReview: $.request.object has {excess}", uid)
+    return Review(uid=uid, namespace=text_of(request.get("namespace")), pod=pod)
+
+
+def patch_pod(
+    pod: Mapping[str, object], *, scheduler: str, taint_key: str
+) -> Sequence[Mapping[str, object]]:
+    """Return the JSON patch that sets a pod's scheduler and tolerates the taint of its nodes.
+
+    Args:
+        pod: the Pod object.
+        scheduler: `spec.schedulerName` to set.
+        taint_key: key of the taint that keeps other pods off that scheduler's nodes, "" for none.
+            The taint's value is the scheduler's name.
+    """
+    # "add" also replaces an existing field.
+    patch: list[Mapping[str, object]] = [
+        {"op": "add", "path": "/spec/schedulerName", "value": scheduler}
+    ]
+    tolerations = mapping_of(pod.get("spec")).get("tolerations")
+    toleration = {
+        "key": taint_key,
+        "operator": "Equal",
+        "value": scheduler,
+        "effect": "NoSchedule",
+    }
+    if taint_key and toleration not in items_of(tolerations):
+        has_some = isinstance(tolerations, list)
+        patch.append(
+            {
+                "op": "add",
+                "path": "/spec/tolerations/-" if has_some else "/spec/tolerations",
+                "value": toleration if has_some else [toleration],
+            }
+        )
+    return patch
+
+
+def _patch_annotations(
+    pod: Mapping[str, object], annotations: Mapping[str, str]
+) -> Sequence[Mapping[str, object]]:
+    """Return the JSON patch that adds annotations to a pod."""
+    if not annotations:
+        return []
+    if not isinstance(mapping_of(pod.get("metadata")).get("annotations"), dict):
+        return [{"op": "add", "path": "/metadata/annotations", "value": dict(annotations)}]
+    return [
+        {
+            "op": "add",
+            "path": f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}",
+            "value": value,
+        }
+        for name, value in annotations.items()
+    ]
+
+
+def encode_answer(
+    uid: str, *, patch: Sequence[Mapping[str, object]] = (), warnings: Sequence[str] = ()
+) -> bytes:
+    """Encode an answer that allows the pod, changed or unchanged.
+
+    Args:
+        uid: UID of the review.
+        patch: JSON patch of the pod, empty to leave it unchanged.
+        warnings: warnings for the client that creates the pod.
+    """
+    response: dict[str, object] = {"uid": uid, "allowed": True}
+    if patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(orjson.dumps(patch)).decode()
+    if warnings:
+        response["warnings"] = [text[:MAX_WARNING] for text in warnings[:_MAX_WARNINGS]]
+    return orjson.dumps({"apiVersion": _API_VERSION, "kind": _KIND, "response": response})
 
 
 class SchedulerLease:
@@ -222,7 +360,7 @@ class AdmissionOutcome(StrEnum):
     """The webhook itself failed."""
 
 
-class SchedulerPresence(Protocol):
+class _SchedulerPresence(Protocol):
     """Reports whether a scheduler is running."""
 
     @property
@@ -253,7 +391,7 @@ class AdmissionWebhook:
         taint_key: str,
         resources: Callable[[], ResourceNames],
         policy: Callable[[], Policy],
-        lease: SchedulerPresence,
+        lease: _SchedulerPresence,
         admissions: Metric,
         proposals: Proposals | None = None,
     ) -> None:
@@ -348,7 +486,7 @@ class AdmissionWebhook:
         patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
         if self._proposals is not None and parsed.request is not None:
             proposed = self._proposals.annotations_for(review.pod, review.namespace, parsed.request)
-            patch = [*patch, *patch_annotations(review.pod, proposed)]
+            patch = [*patch, *_patch_annotations(review.pod, proposed)]
         return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
 
     def _decide_gpu_pod(self, pod: Mapping[str, object]) -> AdmissionOutcome:

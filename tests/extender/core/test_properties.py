@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from extender.core.decision.decision import decide
+from extender.core.decision.dirty_rows import evaluate_cached, evaluate_together
 from extender.core.decision.evaluation import (
     EvaluationRequest,
     Overlay,
@@ -17,7 +18,6 @@ from extender.core.decision.evaluation import (
     nominate,
     row_with_tenants,
 )
-from extender.core.decision.evaluation_cache import evaluate_cached, evaluate_together
 from extender.core.nodes.snapshot import batch_rows
 from extender.core.policy import Policy, Weights
 from extender.core.request.request import GpuRequest

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision import evaluation_cache
+from extender.core.decision import dirty_rows
 from extender.core.nodes import batches
 from extender.core.nodes.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
@@ -169,7 +169,7 @@ def test_pools_are_rebuilt_some_nodes_at_a_time(
 def test_a_pool_with_many_dirty_rows_is_evaluated_from_scratch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evaluation_cache, "MAX_DIRTY_ROWS", 4)
+    monkeypatch.setattr(dirty_rows, "MAX_DIRTY_ROWS", 4)
     world = World(in_steps=True)
     bulk(world, 10)
     world.fleet.snapshot_of_all()
@@ -177,14 +177,14 @@ def test_a_pool_with_many_dirty_rows_is_evaluated_from_scratch(
     for number in range(5):
         world.bind(f"pod-{number}", f"node-{number}")
     updated: list[int] = []
-    update = evaluation_cache._update
+    update = dirty_rows._update
 
     def note(*args: Any, **how: Any) -> Any:
         updated.extend(len(rows) for _, rows in args[3])
         return update(*args, **how)
 
-    monkeypatch.setattr(evaluation_cache, "_update", note)
-    monkeypatch.setattr(evaluation_cache, "_changed", None)  # comparing rows one by one would fail
+    monkeypatch.setattr(dirty_rows, "_update", note)
+    monkeypatch.setattr(dirty_rows, "_changed", None)  # comparing rows one by one would fail
     world.rank(request(1))
 
     assert updated == [5]  # the arrays do not include these yet

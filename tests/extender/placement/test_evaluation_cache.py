@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extender.core.decision import evaluation_cache
+from extender.core.decision import dirty_rows
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
@@ -205,7 +205,7 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(batch))
         return evaluate(question, batch, *rest)
 
-    monkeypatch.setattr(evaluation_cache, "evaluate_for", count)
+    monkeypatch.setattr(dirty_rows, "evaluate_for", count)
     return counted
 
 
@@ -213,13 +213,13 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the numbers of dirty rows that are evaluated together."""
     counted: list[int] = []
-    batch_of: Callable[..., Any] = vars(evaluation_cache)["batch_of"]
+    batch_of: Callable[..., Any] = vars(dirty_rows)["batch_of"]
 
     def count(snapshot: Any, pool: Any, rows: Any) -> Any:
         counted.append(len(rows))
         return batch_of(snapshot, pool, rows)
 
-    monkeypatch.setattr(evaluation_cache, "batch_of", count)
+    monkeypatch.setattr(dirty_rows, "batch_of", count)
     return counted
 
 

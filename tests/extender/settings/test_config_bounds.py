@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from extender.core.quantity import parse_bytes
 from extender.settings.config import ConfigError, all_settings, load_settings
-from extender.settings.spec import Setting, SettingKind
-from extender.settings.table import render_table
+from extender.settings.spec import Setting, SettingKind, render_table
 from tests.extender.settings.settings_files import write_settings
 
 NUMERIC = {SettingKind.NUMBER, SettingKind.WHOLE, SettingKind.QUANTITY}

@@ -18,8 +18,7 @@ from extender.insight.what_if import read_requested_selection
 from extender.runtime.metrics import Metrics
 from extender.sources.kubernetes.claims import reduce_claim, reduce_slice
 from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
-from extender.webhook.admission.review import ReviewError, decode_review
-from extender.webhook.admission.webhook import AdmissionWebhook
+from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, decode_review
 from extender.webhook.go_json import POD, restore_case
 from testkit.controlplane.objects import Object
 from testkit.hostile_objects import (

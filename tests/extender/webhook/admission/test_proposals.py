@@ -12,8 +12,7 @@ from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics
 from extender.webhook.admission.proposals import Proposals
-from extender.webhook.admission.review import Review
-from extender.webhook.admission.webhook import AdmissionOutcome, AdmissionWebhook
+from extender.webhook.admission.webhook import AdmissionOutcome, AdmissionWebhook, Review
 
 GIB = 1 << 30
 CHAT: Any = {"ownerReferences": [{"controller": True, "kind": "StatefulSet", "name": "chat"}]}

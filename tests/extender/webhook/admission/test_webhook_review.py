@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from extender.webhook.admission.review import (
+from extender.webhook.admission.webhook import (
     MAX_WARNING,
     ReviewError,
     decode_review,
