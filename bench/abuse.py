@@ -37,9 +37,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from agent.report.contract import PATH as REPORT_PATH
-from bench.asking import Connection, Placed, Scheduler, percentile
 from bench.machine import RESULTS, Bound, report
 from bench.noise import noise_server
+from bench.placing import Connection, Placed, Scheduler, percentile
 from bench.processes import watching_memory
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import BenchError, FleetSpec, World, open_world
@@ -74,7 +74,7 @@ HANDSHAKES: Final = asyncio.Semaphore(64)
 """Limits concurrent TLS handshakes, because thousands at once would all time out: the abuser needs
 CPU for each."""
 
-LONG_QUESTION: Final = json.dumps(
+LONG_REQUEST: Final = json.dumps(
     {
         "Pod": {
             "metadata": {"name": "asker", "namespace": "team", "uid": "uid"},
@@ -185,7 +185,7 @@ async def connect_only(port: Port) -> None:
 
 async def never_read(port: Port) -> None:
     """Request long answers repeatedly without reading them."""
-    message = port.head(len(LONG_QUESTION)) + LONG_QUESTION
+    message = port.head(len(LONG_REQUEST)) + LONG_REQUEST
     if port.answers_at_length:
         message = f"GET {port.answers_at_length} HTTP/1.1\r\nHost: it\r\n\r\n".encode()
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.agent import cpu_seconds
-from bench.asking import Placed, Scheduler, percentile
 from bench.machine import Bound, report
 from bench.noise import noise_server
+from bench.placing import Placed, Scheduler, percentile
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import ROOT, FleetSpec, World, open_world, wait_until
 from extender.server.certificates.issuing import Wanted, renewed

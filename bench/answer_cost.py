@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from bench.machine import report
-from bench.questions import question as body_of
+from bench.requests import request_body as body_of
 from bench.virtual_cluster import GPU, Shape, VirtualCluster
 from extender.core.decision.dirty_rows import evaluate_in_steps, evaluate_together
 from extender.core.decision.evaluation import EvaluationRequest, device_requests
@@ -130,17 +130,17 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     known = list(pods(3 * 32))
     bodies = [body_of(pod, names) for _, pod in known]
     waiting = {record.uid: record for record, _ in known}
-    asked, listed = cycle(bodies), cycle(bodies)
+    called, listed = cycle(bodies), cycle(bodies)
     index, total = fleet.node_index, len(fleet.nodes)
     yield AnswerPart(
         name="names stay bytes, and numbers of nodes",
-        run=lambda: wire.decode_question(next(asked), index, waiting, known=total),
+        run=lambda: wire.decode_question(next(called), index, waiting, known=total),
         without=lambda: index.number(tuple(orjson.loads(next(listed))["NodeNames"])),
     )
     yield AnswerPart(
         name="the watch's record instead of the pod's JSON",
-        run=lambda: wire.decode_question(next(asked), index, waiting, known=total),
-        without=lambda: wire.decode_question(next(asked), index, {}, known=total),
+        run=lambda: wire.decode_question(next(called), index, waiting, known=total),
+        without=lambda: wire.decode_question(next(called), index, {}, known=total),
     )
     record, pod = known[0]
     requests, document = WaitingRequests(), orjson.loads(pod)
@@ -151,23 +151,23 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
         without=lambda: parse_request(document, resources=ResourceNames(), defaults=fleet.policy),
     )
     request = REQUESTS[0]
-    question = wire.decode_question(bodies[0], index, waiting, known=total)
+    call = wire.decode_question(bodies[0], index, waiting, known=total)
     about = PodRef(uid="uid", namespace="bench", name="pod")
-    decision = placer.weigh(about, request, question.nodes).decision
+    decision = placer.weigh(about, request, call.nodes).decision
     yield AnswerPart(
-        name="filter's answer, all nodes", run=lambda: wire.encode_filter(question, decision)
+        name="filter's answer, all nodes", run=lambda: wire.encode_filter(call, decision)
     )
     yield AnswerPart(
         name=f"filter's answer, shortlist {SHORTLIST}",
-        run=lambda: wire.encode_filter(question, decision, SHORTLIST),
+        run=lambda: wire.encode_filter(call, decision, SHORTLIST),
     )
     yield AnswerPart(
         name="prioritize's answer, all nodes",
-        run=lambda: wire.encode_scores(question, decision, 400),
+        run=lambda: wire.encode_scores(call, decision, 400),
     )
     yield AnswerPart(
         name="decision, evaluation cached, all nodes",
-        run=lambda: placer.weigh(about, request, question.nodes),
+        run=lambda: placer.weigh(about, request, call.nodes),
     )
 
 
@@ -178,13 +178,13 @@ def evaluation_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     pool, policy = snapshot.pools[GPU], fleet.policy
     tenant = (Tenant(uid="other", count=1),)
 
-    def question(request: GpuRequest, *nodes: str) -> EvaluationRequest:
+    def evaluation_request(request: GpuRequest, *nodes: str) -> EvaluationRequest:
         overlay = dict.fromkeys(nodes, tenant)
         ((_, ask),) = device_requests(request)
         return EvaluationRequest(request=request, ask=ask, policy=policy, overlay=overlay)
 
-    before = [question(request) for request in REQUESTS]
-    after = [question(request, cluster.names[1]) for request in REQUESTS]
+    before = [evaluation_request(request) for request in REQUESTS]
+    after = [evaluation_request(request, cluster.names[1]) for request in REQUESTS]
     entries = [finish(evaluate_in_steps(snapshot, pool, one)) for one in before]
     filtered = finish(evaluate_in_steps(snapshot, pool, after[0]))
 

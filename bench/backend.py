@@ -115,32 +115,32 @@ class Backend:
         self._prometheus.refresh()
         return {"generation": self._fleet.generation}
 
-    async def _touch(self, asked: Answer) -> Answer:
-        nodes = self._fleet.nodes[: int(str(asked.get("nodes", len(self._fleet.nodes))))]
-        if "broken" in asked:
+    async def _touch(self, arguments: Answer) -> Answer:
+        nodes = self._fleet.nodes[: int(str(arguments.get("nodes", len(self._fleet.nodes))))]
+        if "broken" in arguments:
             for node in nodes:
-                node.has_broken = bool(asked["broken"])
+                node.has_broken = bool(arguments["broken"])
         return {"nodes": self._api.send_nodes("MODIFIED", nodes)}
 
-    async def _create(self, asked: Answer) -> Answer:
+    async def _create(self, arguments: Answer) -> Answer:
         fleet = self._fleet
-        kind = str(asked.get("kind", "gpu"))
-        resource = str(asked.get("resource", "nvidia.com/gpu")) if kind == "gpu" else ""
-        gpus = int(str(asked.get("gpus", 1))) if resource else 0
-        annotations = asked.get("annotations")
+        kind = str(arguments.get("kind", "gpu"))
+        resource = str(arguments.get("resource", "nvidia.com/gpu")) if kind == "gpu" else ""
+        gpus = int(str(arguments.get("gpus", 1))) if resource else 0
+        annotations = arguments.get("annotations")
         wishes = tuple(annotations.items()) if isinstance(annotations, dict) else ()
         pods = [
             fleet.new_pod(kind, resource=resource, count=gpus, wishes=wishes)
-            for _ in range(int(str(asked.get("count", 1))))
+            for _ in range(int(str(arguments.get("count", 1))))
         ]
         fleet.pods.update((pod.uid, pod) for pod in pods)
         for start in range(0, len(pods), BURST_PODS):
             some = pods[start : start + BURST_PODS]
             self._api.send_pods("ADDED", some)
-            self._start(some, str(asked.get("life")))
+            self._start(some, str(arguments.get("life")))
             await asyncio.sleep(0)
         answer: dict[str, object] = {"uids": [pod.uid for pod in pods]}
-        if asked.get("objects"):
+        if arguments.get("objects"):
             answer["objects"] = [orjson.Fragment(render_pod(pod)) for pod in pods]
         return answer
 
@@ -160,9 +160,9 @@ class Backend:
         self._api.send_pods("MODIFIED", started)
         self._run(started)
 
-    async def _bind(self, asked: Answer) -> Answer:
-        pod = self._fleet.pods[str(asked["uid"])]
-        self._fleet.bind(pod, str(asked["node"]))
+    async def _bind(self, arguments: Answer) -> Answer:
+        pod = self._fleet.pods[str(arguments["uid"])]
+        self._fleet.bind(pod, str(arguments["node"]))
         self._api.send_pods("MODIFIED", [pod])
         self._run([pod])
         return {"devices": len(pod.devices)}
@@ -172,8 +172,8 @@ class Backend:
             pod.is_running = True
         self._api.send_pods("MODIFIED", pods)
 
-    async def _delete(self, asked: Answer) -> Answer:
-        uids = asked.get("uids")
+    async def _delete(self, arguments: Answer) -> Answer:
+        uids = arguments.get("uids")
         found = [
             self._fleet.pods[uid]
             for uid in (uids if isinstance(uids, list) else [])
@@ -187,18 +187,18 @@ class Backend:
             await asyncio.sleep(0)
         return {"deleted": len(found)}
 
-    async def _close_watches(self, asked: Answer) -> Answer:
-        self._api.close_watches(expired=bool(asked.get("expired")))
+    async def _close_watches(self, arguments: Answer) -> Answer:
+        self._api.close_watches(expired=bool(arguments.get("expired")))
         return {}
 
-    async def _drop_nodes(self, asked: Answer) -> Answer:
-        return {"nodes": self._api.send_nodes("DELETED", self._named(asked))}
+    async def _drop_nodes(self, arguments: Answer) -> Answer:
+        return {"nodes": self._api.send_nodes("DELETED", self._named(arguments))}
 
-    async def _add_nodes(self, asked: Answer) -> Answer:
-        return {"nodes": self._api.send_nodes("ADDED", self._named(asked))}
+    async def _add_nodes(self, arguments: Answer) -> Answer:
+        return {"nodes": self._api.send_nodes("ADDED", self._named(arguments))}
 
-    def _named(self, asked: Answer) -> list[BenchNode]:
-        names = asked.get("nodes")
+    def _named(self, arguments: Answer) -> list[BenchNode]:
+        names = arguments.get("nodes")
         return [self._fleet.by_name[name] for name in (names if isinstance(names, list) else [])]
 
 

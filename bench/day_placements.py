@@ -93,7 +93,7 @@ class WithIdlegpu(KubeScheduler):
         )
         self._loop = asyncio.new_event_loop()
         self._waiting: dict[str, tuple[PodRecord, Mapping[str, Any]]] = {}
-        self._asked = np.zeros((NODES, 2), dtype=np.intp)
+        self._requested = np.zeros((NODES, 2), dtype=np.intp)
         self._measured: dict[Signal, Floats] = {}
         self._measured_at = START
         self._tenants: dict[int, tuple[str, ...]] = {}
@@ -143,13 +143,13 @@ class WithIdlegpu(KubeScheduler):
 
     def _show_host(self, day: FleetDay) -> None:
         """Report the CPU and memory that each node's pods request, as the watch would."""
-        asked = np.stack([day.millicores, day.host_bytes], axis=1)
-        for node in np.flatnonzero((asked != self._asked).any(axis=1)).tolist():
-            millicores, memory = asked[node].tolist()
+        requested = np.stack([day.millicores, day.host_bytes], axis=1)
+        for node in np.flatnonzero((requested != self._requested).any(axis=1)).tolist():
+            millicores, memory = requested[node].tolist()
             self.cluster.fleet.apply_host_use(
                 self.cluster.names[node], HostResources(millicores, memory)
             )
-        self._asked = asked
+        self._requested = requested
 
     @override
     def start(self, day: Day, pod: int, node: int) -> None:

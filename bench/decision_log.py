@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.agent import cpu_seconds
-from bench.asking import percentile
 from bench.machine import Bound, report
-from bench.questions import EVERYDAY
+from bench.placing import percentile
+from bench.requests import EVERYDAY
 from bench.webhooks import Asker, Times, trivial_handler
 from bench.world import FleetSpec, World, open_world, wait_until
 

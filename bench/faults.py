@@ -427,9 +427,9 @@ async def _start(
         "peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]},
         "freshness": {"max_age_seconds": MAX_AGE_SECONDS},
     }
-    asked = {"urlPrefix": f"https://{service.address}", "ignorable": False}
+    entry = {"urlPrefix": f"https://{service.address}", "ignorable": False}
     await world.start(
-        {**settings, **_decision_log(folder, 1), "agents": tokens.settings}, extender=asked
+        {**settings, **_decision_log(folder, 1), "agents": tokens.settings}, extender=entry
     )
     await second.ensure({**services.extender.settings, **_decision_log(folder, 2), "agents": {}})
     await tokens.issue_all(good)

@@ -32,10 +32,10 @@ from typing import Final
 
 import orjson
 
-from bench.asking import Connection, percentile
 from bench.machine import Bound, report
 from bench.noting import HEAD_STARTS
-from bench.questions import EVERYDAY
+from bench.placing import Connection, percentile
+from bench.requests import EVERYDAY
 from bench.scheduler import TOOLS
 from bench.scheduler_cluster import (
     PODS,
@@ -198,7 +198,7 @@ async def take_all(noting: ServerProcess, pods: int) -> list[float]:
 def rows(measured: Measured) -> list[dict[str, object]]:
     """Return a row for each kind of call, with the distribution of head starts in milliseconds."""
     wait = head_start_seconds(measured.nodes) * 1e3
-    asked = {
+    delays = {
         "kube-scheduler, one by one": measured.single,
         f"kube-scheduler, {len(measured.burst)} at once": measured.burst,
         f"bench.webhooks, which waits {wait:.1f} ms": measured.webhooks,
@@ -214,7 +214,7 @@ def rows(measured: Measured) -> list[dict[str, object]]:
             "p90 ms": percentile(seconds, 0.9) * 1e3,
             "asked before the event": f"{sum(value < 0 for value in seconds) / len(seconds):.1%}",
         }
-        for name, seconds in asked.items()
+        for name, seconds in delays.items()
     ]
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from bench.asking import Placed, Scheduler, percentile
 from bench.machine import Bound, report
 from bench.noise import noise_server
+from bench.placing import Placed, Scheduler, percentile
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import FleetSpec, World, open_world, wait_until
 

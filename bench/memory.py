@@ -11,10 +11,10 @@ import sys
 import time
 from typing import Final
 
-from bench.asking import Scheduler
 from bench.machine import Bound, report
+from bench.placing import Scheduler
 from bench.processes import Memory, Peak, watching_memory
-from bench.questions import distinct
+from bench.requests import distinct
 from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_MIB: Final = 400.0

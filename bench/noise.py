@@ -18,7 +18,7 @@ from typing import Final
 
 import uvloop
 
-from bench.asking import Connection
+from bench.placing import Connection
 from testkit.controlplane.process import ProcessError, ServerProcess, free_port
 
 ROOT: Final = Path(__file__).parents[1]

@@ -43,7 +43,7 @@ class Notes:
 
     Example:
         >>> notes = Notes()
-        >>> notes.received("a", 1.0), notes.asked("a", 1.5), notes.asked("b", 2.0)
+        >>> notes.received("a", 1.0), notes.called("a", 1.5), notes.called("b", 2.0)
         (None, None, None)
         >>> notes.take(), notes.take()
         ([0.5], [])
@@ -51,7 +51,7 @@ class Notes:
 
     def __init__(self) -> None:
         self._received: dict[str, float] = {}
-        self._asked: dict[str, float] = {}
+        self._called: dict[str, float] = {}
         self._taken: set[str] = set()
 
     def received(self, uid: str, at: float) -> None:
@@ -59,16 +59,16 @@ class Notes:
         if uid not in self._taken:
             self._received.setdefault(uid, at)
 
-    def asked(self, uid: str, at: float) -> None:
+    def called(self, uid: str, at: float) -> None:
         """Record the time of a pod's filter call."""
         if uid not in self._taken:
-            self._asked.setdefault(uid, at)
+            self._called.setdefault(uid, at)
 
     def take(self) -> list[float]:
         """Return the head starts since the last call, in seconds."""
-        both = [uid for uid in self._asked if uid in self._received]
+        both = [uid for uid in self._called if uid in self._received]
         self._taken.update(both)
-        return [self._asked.pop(uid) - self._received.pop(uid) for uid in both]
+        return [self._called.pop(uid) - self._received.pop(uid) for uid in both]
 
     def apply_pod(self, record: PodRecord) -> None:
         """Record a pod that was added or changed."""
@@ -104,8 +104,8 @@ def build_app(notes: Notes, shortlist: int = 0) -> web.Application:
         # aiohttp calls this when the headers are read, usually before the body
         now = time.perf_counter()
         if request.path == "/filter":
-            question = orjson.loads(await request.read())
-            notes.asked(question["Pod"]["metadata"]["uid"], now)
+            arguments = orjson.loads(await request.read())
+            notes.called(arguments["Pod"]["metadata"]["uid"], now)
         return await handler(request)
 
     async def take(_: web.Request) -> web.Response:

@@ -97,15 +97,15 @@ class Oracle:
         )
         return None if decision.best is None else self._cluster.numbers[decision.best]
 
-    def _evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
-        before = self._entries.get(question.request)
+    def _evaluate(self, snapshot: Snapshot, pool: Pool, request: EvaluationRequest) -> Evaluation:
+        before = self._entries.get(request.request)
         entry = evaluate_cached(
             snapshot,
             replace(pool, seen=self._seen),
-            question,
+            request,
             () if before is None else (before,),
         )
-        self._entries[question.request] = entry
+        self._entries[request.request] = entry
         return entry.evaluation
 
 

@@ -18,11 +18,11 @@ import sys
 import time
 from typing import Final
 
-from bench.asking import percentile
 from bench.machine import Bound, report, table
 from bench.page_viewers import PageTraffic, pages
-from bench.questions import EVERYDAY
-from bench.stepping import QUESTION_TASK
+from bench.placing import percentile
+from bench.requests import EVERYDAY
+from bench.stepping import REQUEST_TASK
 from bench.webhooks import Asker, Times, trivial_handler
 from bench.world import FleetSpec, World, open_world
 
@@ -36,7 +36,7 @@ RATIO_LIMIT: Final = 1.1
 CORE_LIMIT_PERCENT: Final = 3.0
 STEP_LIMIT_MS: Final = 1.0
 STEP_SECONDS: Final = 60.0
-TASKS: Final = ("page news", "page replicas", "page viewer", QUESTION_TASK)
+TASKS: Final = ("page news", "page replicas", "page viewer", REQUEST_TASK)
 """Prefixes of the names of tasks in `bench.stepping` that run only for open pages."""
 
 Turns = dict[bool, dict[str, Times]]
@@ -73,7 +73,7 @@ def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, PageTraffic]:
                 for number in range(tries):
                     asker.place(EVERYDAY[number % len(EVERYDAY)], times[is_open])
             traffic.bytes += read.bytes
-            traffic.questions += read.questions
+            traffic.requests += read.requests
             traffic.failures += read.failures
     return times, traffic
 
@@ -87,13 +87,13 @@ def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
     ):
         asker = _opened(world, trivial_url)
         times = {verb: Times() for verb in ("filter", "prioritize")}
-        for is_asked in (False, True):
+        for is_placing in (False, True):
             with pages(world.url, PAGES):
                 time.sleep(SETTLE_SECONDS)
                 world.steps()
                 began, number = time.perf_counter(), 0
                 while (passed := time.perf_counter() - began) < seconds:
-                    if is_asked:
+                    if is_placing:
                         asker.place(EVERYDAY[number % len(EVERYDAY)], times)
                         number += 1
                     else:
@@ -148,16 +148,16 @@ def main() -> int:
     ]
     bounds += [
         Bound(
-            what=f"{what}, {'pods placed' if is_asked else 'without requests'}: CPU of the pages",
+            what=f"{what}, {'pods placed' if is_placing else 'without requests'}: CPU of the pages",
             limit=CORE_LIMIT_PERCENT,
             measured=sum(
                 float(str(row["CPU, % of a core"]))
                 for row in steps
-                if bool(row["pods/s"]) is is_asked
+                if bool(row["pods/s"]) is is_placing
             ),
             unit="% of a core",
         )
-        for is_asked in (False, True)
+        for is_placing in (False, True)
     ]
     bounds.append(
         Bound(
@@ -169,7 +169,7 @@ def main() -> int:
     )
     notes = [
         f"The pages received {traffic.bytes / 1e6:.0f} MB in all, and asked "
-        + ", ".join(f"{path} {count} times" for path, count in sorted(traffic.questions.items()))
+        + ", ".join(f"{path} {count} times" for path, count in sorted(traffic.requests.items()))
         + f"; {traffic.failures} of that were not answered.",
         f"What the pages' tasks take, in CPU time:\n\n{table(steps)}",
     ]

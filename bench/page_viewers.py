@@ -51,12 +51,12 @@ class PageTraffic:
 
     Attributes:
         bytes: received by all pages; 0 until they are closed.
-        questions: number of requests by path, without the stream.
+        requests: number of requests by path, without the stream.
         failures: number of requests without status 200.
     """
 
     bytes: int = 0
-    questions: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
     failures: int = 0
 
 
@@ -87,7 +87,7 @@ def pages(url: str, count: int) -> Iterator[PageTraffic]:
         rest, _ = process.communicate(timeout=WAIT_SECONDS)
         document = orjson.loads(rest or "{}")
         traffic.bytes = document.get("bytes", 0)
-        traffic.questions.update(document.get("questions", {}))
+        traffic.requests.update(document.get("requests", {}))
         traffic.failures = document.get("failures", 0)
 
 
@@ -213,7 +213,7 @@ class Viewer:
 
     async def _ask(self, path: str) -> bytes:
         """Send a GET; return the body, empty if it failed."""
-        self._traffic.questions["/".join(path.partition("?")[0].split("/")[:2])] += 1
+        self._traffic.requests["/".join(path.partition("?")[0].split("/")[:2])] += 1
         async with self._session.get(self._base + path) as response:
             body = await response.read()
             self._traffic.bytes += len(body)
@@ -287,7 +287,7 @@ def main() -> int:
         return 1
     document = {
         "bytes": traffic.bytes,
-        "questions": dict(traffic.questions),
+        "requests": dict(traffic.requests),
         "failures": traffic.failures,
     }
     sys.stdout.write(orjson.dumps(document).decode() + "\n")

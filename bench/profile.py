@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from bench.asking import Scheduler
 from bench.machine import report
+from bench.placing import Scheduler
 from bench.world import FleetSpec, open_world
 
 SECONDS: Final = 20

@@ -104,13 +104,13 @@ async def _measure(arguments: argparse.Namespace, folder: Path) -> list[Pair]:
             for shortlist in arguments.shortlists:
                 idle = shortlist if arguments.unasked else None
                 if number % 2:
-                    asked = await bench.run(shortlist)
-                    without = await bench.run(idle, is_asked=False)
+                    called = await bench.run(shortlist)
+                    without = await bench.run(idle, is_called=False)
                 else:
-                    without = await bench.run(idle, is_asked=False)
-                    asked = await bench.run(shortlist)
+                    without = await bench.run(idle, is_called=False)
+                    called = await bench.run(shortlist)
                 trivial = await bench.run_trivial(shortlist) if arguments.trivial else None
-                pair = Pair(without=without, asked=asked, trivial=trivial)
+                pair = Pair(without=without, called=called, trivial=trivial)
                 pairs.append(pair)
                 _say(f"pair {number + 1}, shortlist {shortlist}: {_words(pair)}")
     return pairs
@@ -144,7 +144,7 @@ async def _open(arguments: argparse.Namespace, folder: Path) -> AsyncIterator[Be
 
 
 def _words(pair: Pair) -> str:
-    runs = f"{pair.without.pods_per_second:.1f} -> {pair.asked.pods_per_second:.1f} pods/s"
+    runs = f"{pair.without.pods_per_second:.1f} -> {pair.called.pods_per_second:.1f} pods/s"
     if pair.trivial is None:
         return f"{runs}, ratio {pair.ratio:.3f}"
     least = pair.trivial.pods_per_second / pair.without.pods_per_second

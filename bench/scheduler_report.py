@@ -52,18 +52,18 @@ class Pair:
 
     Attributes:
         without: run without the extender.
-        asked: run with the extender.
+        called: run with the extender.
         trivial: run with the trivial handler in its place; None without such a run.
     """
 
     without: Run
-    asked: Run
+    called: Run
     trivial: Run | None = None
 
     @property
     def ratio(self) -> float:
         """Rate with the extender divided by the rate without it."""
-        return self.asked.pods_per_second / self.without.pods_per_second
+        return self.called.pods_per_second / self.without.pods_per_second
 
 
 def rows(pairs: Sequence[Pair]) -> list[Row]:
@@ -91,38 +91,38 @@ def bounds(pairs: Sequence[Pair]) -> list[Bound]:
 def _by_shortlist(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
     groups: dict[int, list[Pair]] = {}
     for pair in pairs:
-        groups.setdefault(pair.asked.shortlist or 0, []).append(pair)
+        groups.setdefault(pair.called.shortlist or 0, []).append(pair)
     return groups
 
 
 def _row(shortlist: int, group: Sequence[Pair]) -> Row:
     ratios = [pair.ratio for pair in group]
-    without, asked = [pair.without for pair in group], [pair.asked for pair in group]
+    without, called = [pair.without for pair in group], [pair.called for pair in group]
     trivial = [(pair.trivial, pair.without) for pair in group if pair.trivial is not None]
     trivial_ratios = [one.pods_per_second / other.pods_per_second for one, other in trivial]
     return {
         "shortlist": shortlist or "0 (all)",
         "pods/s without": f"{median(run.pods_per_second for run in without):.1f}",
-        "pods/s with": f"{median(run.pods_per_second for run in asked):.1f}",
+        "pods/s with": f"{median(run.pods_per_second for run in called):.1f}",
         "ratio: median": f"{median(ratios):.3f}",
         "least": f"{min(ratios):.3f}",
         "most": f"{max(ratios):.3f}",
         "of each pair": ", ".join(f"{ratio:.2f}" for ratio in ratios),
         "ratio of the trivial handler": f"{median(trivial_ratios):.3f}" if trivial else "-",
         "finding a node without, ms": _median(without, lambda run: run.scheduling_seconds),
-        "with, ms": _median(asked, lambda run: run.scheduling_seconds),
+        "with, ms": _median(called, lambda run: run.scheduling_seconds),
         "with the trivial handler, ms": _median(
             [run for run, _ in trivial], lambda run: run.scheduling_seconds
         ),
-        "filter, ms": _median(asked, lambda run: run.filter_seconds),
-        "prioritize, ms": _median(asked, lambda run: run.prioritize_seconds),
-        "between these, ms": _median(asked, lambda run: run.between_seconds),
+        "filter, ms": _median(called, lambda run: run.filter_seconds),
+        "prioritize, ms": _median(called, lambda run: run.prioritize_seconds),
+        "between these, ms": _median(called, lambda run: run.between_seconds),
         "CPU of kube-scheduler a pod without, ms": _median(
             without, lambda run: run.scheduler_cpu_seconds
         ),
-        "with it, ms": _median(asked, lambda run: run.scheduler_cpu_seconds),
-        "CPU of the extender a pod, ms": _median(asked, lambda run: run.extender_cpu_seconds),
-        "first choice taken": _median(asked, lambda run: run.first_choices, "{:.0%}", 1.0),
+        "with it, ms": _median(called, lambda run: run.scheduler_cpu_seconds),
+        "CPU of the extender a pod, ms": _median(called, lambda run: run.extender_cpu_seconds),
+        "first choice taken": _median(called, lambda run: run.first_choices, "{:.0%}", 1.0),
     }
 
 

@@ -66,12 +66,12 @@ class Bench:
     nodes: int
     pods: int
 
-    async def run(self, shortlist: int | None, *, is_asked: bool = True) -> Run:
+    async def run(self, shortlist: int | None, *, is_called: bool = True) -> Run:
         """Place the pods once.
 
         Args:
             shortlist: the extender's `wire.shortlist`, None for no extender.
-            is_asked: whether kube-scheduler calls the extender; if not, the extender only watches
+            is_called: whether kube-scheduler calls the extender; if not, the extender only watches
                 the API server and queries Prometheus.
 
         Raises:
@@ -80,7 +80,7 @@ class Bench:
             RuntimeError: kube-scheduler did not call the extender for each pod.
         """
         config = scheduler_config(self.extender.url)
-        if shortlist is None or not is_asked:
+        if shortlist is None or not is_called:
             config["extenders"] = []
         scheduler = kube_scheduler(self.plane, config)
         is_extended = shortlist is not None
@@ -92,7 +92,7 @@ class Bench:
             before, after, times = await self._time(stack, scheduler, is_extended=is_extended)
         change = Change(before=before, after=after)
         if config["extenders"]:
-            check_asked(change.answered, self.pods)
+            check_called(change.answered, self.pods)
         duration = "idlegpu_request_duration_seconds"
         return Run(
             shortlist=shortlist,
@@ -120,7 +120,7 @@ class Bench:
             scheduler = kube_scheduler(self.plane, scheduler_config(base_url(server)))
             before, after, times = await self._time(stack, scheduler, is_extended=False)
             # The count includes the warm-up pods.
-            check_asked(int(await _get(server.ready_url)), WARM_UP + self.pods)
+            check_called(int(await _get(server.ready_url)), WARM_UP + self.pods)
         change = Change(before=before, after=after)
         return Run(
             shortlist=shortlist,
@@ -240,7 +240,7 @@ class Change:
         return round(self.of("idlegpu_requests_total", verb="filter", outcome="answered"))
 
 
-def check_asked(answered: int, pods: int) -> None:
+def check_called(answered: int, pods: int) -> None:
     """Check that the extender answered for each pod: kube-scheduler ignores an extender that fails.
 
     Raises:

@@ -22,11 +22,11 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bench.asking import Connection, Placed, Scheduler, percentile
 from bench.machine import Bound, report
 from bench.noise import noise_server
+from bench.placing import Connection, Placed, Scheduler, percentile
 from bench.processes import watching_memory
-from bench.questions import EVERYDAY, distinct
+from bench.requests import EVERYDAY, distinct
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import FleetSpec, World, open_world, wait_until
 from extender.insight.shadow_mode import SAMPLE_SECONDS

@@ -18,13 +18,13 @@ from typing import Final
 
 import orjson
 
-from bench.asking import Connection
 from bench.machine import Bound, report
+from bench.placing import Connection
 from bench.processes import cpu_seconds, watching_memory
-from bench.questions import Wish, create_pod, names_json, question
+from bench.requests import Wish, create_pod, names_json, request_body
 from bench.world import BenchError, FleetSpec, World, open_world, wait_until
 
-ASKING_SECONDS: Final = 0.05
+REQUEST_SECONDS: Final = 0.05
 DECIDED_SECONDS: Final = 120.0
 IMPOSSIBLE: Final = Wish(annotations={"gpu-memory": "1Ti"})
 """Memory request that no card satisfies: an extender that knows the nodes refuses them all."""
@@ -42,7 +42,7 @@ class Start:
         decided_seconds: time until the first answer that refused nodes.
         readings_seconds: time until the first readings were applied; nan without readings.
         cpu: CPU time until the extender was ready, in seconds.
-        asked_before: number of answers before the first decision.
+        answered_before: number of answers before the first decision.
         is_complete: whether all nodes and GPU pods were known at the first decision.
         rss_mib: resident memory when ready.
         peak_mib: peak of resident memory until the first readings.
@@ -53,7 +53,7 @@ class Start:
     decided_seconds: float
     readings_seconds: float
     cpu: float
-    asked_before: int
+    answered_before: int
     is_complete: bool
     rss_mib: float
     peak_mib: float
@@ -73,14 +73,14 @@ def measure(spec: FleetSpec, *, is_down: bool) -> Start:
     ):
         names = names_json(world.nodes())
         _, pod = create_pod(world, IMPOSSIBLE)
-        body = question(pod, names)
+        body = request_body(pod, names)
         with watching_memory(lambda: world.extender_pid) as peak:
             world.start_extender()
             ready = pool.submit(world.wait_ready)
             connection = _connect(world)
             world.connections.callback(connection.close)
             listening_seconds = _since(world)
-            asked, decided_seconds, is_complete = _ask_until_decided(
+            answered, decided_seconds, is_complete = _ask_until_decided(
                 world, connection, body, spec.nodes
             )
             ready_seconds = ready.result()
@@ -93,7 +93,7 @@ def measure(spec: FleetSpec, *, is_down: bool) -> Start:
             decided_seconds=decided_seconds,
             readings_seconds=readings_seconds,
             cpu=cpu,
-            asked_before=asked,
+            answered_before=answered,
             is_complete=is_complete,
             rss_mib=rss_mib,
             peak_mib=peak.rss_mib,
@@ -132,7 +132,7 @@ def _ask_until_decided(
     Raises:
         BenchError: no answer refuses nodes.
     """
-    asked = 0
+    answered = 0
     while _since(world) < DECIDED_SECONDS:
         _, answer = connection.post("/filter", body)
         passed = orjson.loads(answer)["NodeNames"]
@@ -144,9 +144,9 @@ def _ask_until_decided(
                 known["idlegpu_nodes"] == state["nodes"]
                 and known["idlegpu_gpu_pods"] == state["gpu_pods"]
             )
-            return asked, decided_seconds, is_complete
-        asked += 1
-        time.sleep(ASKING_SECONDS)
+            return answered, decided_seconds, is_complete
+        answered += 1
+        time.sleep(REQUEST_SECONDS)
     raise BenchError(f"no answer refused a node within {DECIDED_SECONDS:g} s")
 
 
@@ -179,7 +179,7 @@ def main() -> int:
                 "CPU s until ready": start.cpu,
                 "RSS MiB when ready": start.rss_mib,
                 "peak MiB": start.peak_mib,
-                "passed on before": start.asked_before,
+                "passed on before": start.answered_before,
                 "complete at first decision": start.is_complete,
             }
             for start in starts

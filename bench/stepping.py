@@ -33,7 +33,7 @@ NOTED_SECONDS: Final = 0.001
 STREAM_FILE: Final = "observe/page/stream.py"
 VIEWER_TASK: Final = "page viewer"
 """Task name of a request that streams to an open page."""
-QUESTION_TASK: Final = "question"
+REQUEST_TASK: Final = "api request"
 """Prefix of the task name of an API request; its path follows."""
 Handle = Callable[[web.Application, web.Request], Coroutine[Any, Any, web.StreamResponse]]
 
@@ -125,14 +125,14 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
             seconds = time.thread_time() - began
             # A request that began in this step has set its task's name by now.
             task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined] # as above
-            if isinstance(task, asyncio.Task) and task.get_name().startswith(QUESTION_TASK):
+            if isinstance(task, asyncio.Task) and task.get_name().startswith(REQUEST_TASK):
                 name = f"{task.get_name()}:{name.partition(':')[2]}"
             steps.note(seconds, name)
 
     return run
 
 
-def naming_questions() -> Handle:
+def naming_requests() -> Handle:
     """Return a replacement of aiohttp's request handler that names the request's task.
 
     A connection has one task for all its requests, so a request outside the API resets the name.
@@ -142,9 +142,9 @@ def naming_questions() -> Handle:
     async def handle(app: web.Application, request: web.Request) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
-        is_question = request.path.startswith("/v1/") and request.path != STREAM
+        is_request = request.path.startswith("/v1/") and request.path != STREAM
         path = "/".join(request.path.split("/")[:4]) if "/page/" in request.path else request.path
-        task.set_name(f"{QUESTION_TASK} {path}" if is_question else "Task-0")
+        task.set_name(f"{REQUEST_TASK} {path}" if is_request else "Task-0")
         return await original(app, request)
 
     return handle
@@ -174,7 +174,7 @@ def main() -> None:
     logs.configure(settings.log.level, settings.log.format)
     steps = Steps(options.out)
     events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment] # as above
-    web.Application._handle = naming_questions()  # type: ignore[method-assign,assignment] # likewise
+    web.Application._handle = naming_requests()  # type: ignore[method-assign,assignment] # likewise
     gc.callbacks.append(noting_garbage(steps))
     signal.signal(signal.SIGUSR1, lambda *_: steps.write())
     sys.exit(asyncio.run(serve(settings)))

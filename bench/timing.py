@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.asking import Connection, Placed, Scheduler, percentile
+from bench.placing import Connection, Placed, Scheduler, percentile
 
-QUESTION_BYTES: Final = 64 << 10
+REQUEST_BYTES: Final = 64 << 10
 """Approximate size of thousands of node names; the body for `bench.noise` has the same size."""
 
 
@@ -66,7 +66,7 @@ class Phase:
 
 def ask_noise(connection: Connection, phase: Phase) -> None:
     """Call `bench.noise` once and record the latency."""
-    seconds, _ = connection.post("/", bytes(QUESTION_BYTES))
+    seconds, _ = connection.post("/", bytes(REQUEST_BYTES))
     phase.noise_ms.append(1000 * seconds)
 
 

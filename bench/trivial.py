@@ -23,24 +23,24 @@ SHORTLIST: Final[web.AppKey[int | None]] = web.AppKey("shortlist")
 
 async def answer_filter(request: web.Request) -> web.Response:
     """Pass all candidates, or the first `SHORTLIST` ones."""
-    question = orjson.loads(await request.read())
+    arguments = orjson.loads(await request.read())
     answer = {
         "Nodes": None,
-        "NodeNames": question["NodeNames"][: request.app[SHORTLIST]],
+        "NodeNames": arguments["NodeNames"][: request.app[SHORTLIST]],
         "FailedNodes": {},
         "FailedAndUnresolvableNodes": {},
         "Error": "",
     }
     body = orjson.dumps(answer)
     if not is_gone(request):  # counted by the same rule as the extender's answers
-        request.app[ANSWERED].add(question["Pod"]["metadata"]["uid"])
+        request.app[ANSWERED].add(arguments["Pod"]["metadata"]["uid"])
     return web.Response(body=body, content_type="application/json")
 
 
 async def answer_prioritize(request: web.Request) -> web.Response:
     """Give every candidate the same score."""
-    question = orjson.loads(await request.read())
-    answer = [{"Host": name, "Score": 5} for name in question["NodeNames"]]
+    arguments = orjson.loads(await request.read())
+    answer = [{"Host": name, "Score": 5} for name in arguments["NodeNames"]]
     return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
 

@@ -40,8 +40,8 @@ from typing import Final
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.asking import percentile
 from bench.machine import RESULTS, Bound, report
+from bench.placing import percentile
 from extender.core.request.scheduled_condition import GATE
 from simulation.devices import Load
 from simulation.exporter import run_exporter
@@ -147,7 +147,7 @@ class Cluster:
         view = await self.extender.get(f"/v1/nodes/{node}")
         return bool(view["gpu_states"]["idle"])
 
-    async def questions(self) -> float:
+    async def calls(self) -> float:
         """Return the number of filter calls."""
         async with self.extender.session() as session, session.get("/metrics") as response:
             text = await response.text()
@@ -162,9 +162,9 @@ class Cluster:
         """Wait until kube-scheduler has retried all waiting pods."""
         last, since = -1.0, time.monotonic()
         while time.monotonic() - since < QUIET_SECONDS:
-            asked = await self.questions()
-            if asked != last:
-                last, since = asked, time.monotonic()
+            calls = await self.calls()
+            if calls != last:
+                last, since = calls, time.monotonic()
             await asyncio.sleep(LOOK_SECONDS * 4)
 
 
@@ -265,20 +265,20 @@ async def measure(
         await cluster.quiet()
         early = [await _other(cluster, f"early-{number}") for number in range(EARLY)]
         await cluster.quiet()
-        before = await cluster.questions()
+        before = await cluster.calls()
         async with asyncio.TaskGroup() as group:
             tasks = []
             for number, name in enumerate(node_names(freed)):
                 tasks.append(group.create_task(_free(cluster, name, number)))
                 await asyncio.sleep(period_seconds)
         await cluster.quiet()
-        asked = await cluster.questions() - before
+        calls = await cluster.calls() - before
         found = [task.result() for task in tasks]
         return Measured(
             way=way,
             waiting=waiting,
             freed=[taken for taken, _ in found],
-            retries=asked / freed,
+            retries=calls / freed,
             early=early,
             others=[other for _, other in found],
         )

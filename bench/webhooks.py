@@ -27,9 +27,9 @@ from typing import Final
 
 import orjson
 
-from bench.asking import Connection, percentile
 from bench.machine import Bound, report
-from bench.questions import EVERYDAY, Wish, create_pod, distinct, names_json, question
+from bench.placing import Connection, percentile
+from bench.requests import EVERYDAY, Wish, create_pod, distinct, names_json, request_body
 from bench.trivial_process import base_url, trivial_process
 from bench.world import FleetSpec, World, open_world
 
@@ -108,12 +108,12 @@ class Asker:
         names = names_json(self._names)
         uid, pod = create_pod(self._world, wish)
         time.sleep(head_start_seconds(len(self._names)))
-        answer = self._ask("/filter", question(pod, names), times["filter"])
+        answer = self._ask("/filter", request_body(pod, names), times["filter"])
         passed = orjson.loads(answer)["NodeNames"] or []
         if passed:
             time.sleep(BETWEEN_SECONDS)
             answer = self._ask(
-                "/prioritize", question(pod, names_json(passed)), times["prioritize"]
+                "/prioritize", request_body(pod, names_json(passed)), times["prioritize"]
             )
             best = max(orjson.loads(answer), key=lambda score: score["Score"])["Host"]
             self._world.control("bind", uid=uid, node=best)

@@ -82,9 +82,9 @@ class World:
 
     # --- the backend ----------------------------------------------------------------------------
 
-    def control(self, name: str, **asked: object) -> dict[str, Any]:
+    def control(self, name: str, **arguments: object) -> dict[str, Any]:
         """Send a control request to the backend; `bench.backend` lists them."""
-        return self._ask(self.backend_url, "POST", f"/control/{name}", orjson.dumps(asked))
+        return self._ask(self.backend_url, "POST", f"/control/{name}", orjson.dumps(arguments))
 
     def state(self) -> dict[str, Any]:
         """Return the backend's counts."""

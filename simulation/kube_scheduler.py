@@ -25,7 +25,7 @@ class Placement:
         pod: name of the pod.
         uid: UID of the pod.
         node: node to which it was bound, "" if it is pending.
-        asked: number of nodes that passed kube-scheduler's own filters.
+        candidates: number of nodes that passed kube-scheduler's own filters.
         feasible: number of nodes that passed the extender's filter.
         refused: the extender's reason by node.
         seconds: time that the extender's answers took.
@@ -34,7 +34,7 @@ class Placement:
     pod: str
     uid: str
     node: str
-    asked: int
+    candidates: int
     feasible: int
     refused: dict[str, str]
     seconds: float
@@ -76,7 +76,7 @@ class SimulatedScheduler:
             pod=ref.name,
             uid=ref.uid,
             node=node,
-            asked=len(names),
+            candidates=len(names),
             feasible=len(feasible),
             refused=verdict["FailedNodes"] | verdict["FailedAndUnresolvableNodes"],
             seconds=seconds,
@@ -84,7 +84,7 @@ class SimulatedScheduler:
 
     async def _ask(self, verb: str, pod: JsonObject, names: list[str]) -> Answer:
         """Call one verb of the extender in the form of `nodeCacheCapable: true`."""
-        question = {"Pod": pod, "Nodes": None, "NodeNames": names}
-        async with self._session.post(f"{self._url}/{verb}", json=question) as answer:
+        arguments = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        async with self._session.post(f"{self._url}/{verb}", json=arguments) as answer:
             answer.raise_for_status()
             return await answer.json()

@@ -33,8 +33,8 @@ class Running:
             return answer.status, await answer.json()
 
     async def filter(self, pod: JsonObject, *nodes: str) -> JsonObject:
-        question = {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)}
-        async with self.session.post(f"{self.url}/filter", json=question) as answer:
+        arguments = {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)}
+        async with self.session.post(f"{self.url}/filter", json=arguments) as answer:
             found: JsonObject = await answer.json()
             return found
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from extender.cli.__main__ import idlegpu
 from testkit.cards import IDLE, Gpu, card
-from testkit.webhook_questions import names_question, pod
+from testkit.webhook_requests import names_request, pod
 from testkit.world import MESSAGE, World
 
 NO_ENVIRONMENT: Final = dict.fromkeys(
@@ -47,9 +47,9 @@ def serving(app: web.Application) -> Iterator[str]:
 
 async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
     """Call a webhook for a pod."""
-    question = json.dumps(names_question(*nodes, asker=pod(**wishes))).encode()
+    body = json.dumps(names_request(*nodes, asker=pod(**wishes))).encode()
     webhooks = world.webhooks()
-    await (webhooks.filter if verb == "filter" else webhooks.prioritize)(question)
+    await (webhooks.filter if verb == "filter" else webhooks.prioritize)(body)
     for record in world.history:  # computed after the answer was sent
         world.placer.detail(record)
         break

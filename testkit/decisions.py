@@ -9,7 +9,7 @@ from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
 from testkit.cards import IDLE
 from testkit.others import OtherReplicas, serve_to
-from testkit.webhook_questions import Client, names_question, pod
+from testkit.webhook_requests import Client, names_request, pod
 from testkit.world import World
 
 
@@ -33,5 +33,5 @@ def replica(name: str, far: OtherReplicas | None = None) -> tuple[World, Decisio
 async def decide(client: Client, name: str, namespace: str = "team") -> None:
     asker = pod(name, prefer_models="A100")
     asker["metadata"] = {**asker["metadata"], "namespace": namespace}  # type: ignore[dict-item] # an object
-    question = json.dumps(names_question("a", "b", asker=asker))
-    assert (await client.post("/prioritize", data=question)).status == 200
+    body = json.dumps(names_request("a", "b", asker=asker))
+    assert (await client.post("/prioritize", data=body)).status == 200

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler, Middleware
 from extender.insight.replicas import Replicas
 from extender.server.redaction import VIEWER, Viewer
 from testkit.cards import IDLE
-from testkit.webhook_questions import Client
+from testkit.webhook_requests import Client
 from testkit.world import World
 
 NEAR = "10.0.0.1:8888"

@@ -66,8 +66,8 @@ class Replica:
 
     async def ask(self, pod: JsonObject, verb: str = "prioritize") -> Any:
         """Call a webhook for a pod with all nodes."""
-        question = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
-        async with self.session.post(f"{self.url}/{verb}", json=question) as answer:
+        arguments = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
+        async with self.session.post(f"{self.url}/{verb}", json=arguments) as answer:
             return await answer.json()
 
     async def choose(self, pod: JsonObject) -> str:

@@ -25,8 +25,8 @@ class Reviewers:
         rights: namespaces in which each user may list pods; `EVERYWHERE` is all.
         is_down: whether every request is answered with 503.
         knows_audiences: whether answers name the token's audience.
-        tokens_asked: reviewed tokens.
-        rights_asked: reviewed users and namespaces.
+        reviewed_tokens: reviewed tokens.
+        reviewed_rights: reviewed users and namespaces.
         hold: event for which reviews of rights wait; None to answer at once.
     """
 
@@ -34,13 +34,13 @@ class Reviewers:
     rights: dict[str, set[str]] = field(default_factory=dict)
     is_down: bool = False
     knows_audiences: bool = True
-    tokens_asked: list[str] = field(default_factory=list)
-    rights_asked: list[tuple[str, str]] = field(default_factory=list)
+    reviewed_tokens: list[str] = field(default_factory=list)
+    reviewed_rights: list[tuple[str, str]] = field(default_factory=list)
     hold: asyncio.Event | None = None
 
     async def review_token(self, request: web.Request) -> web.Response:
         spec = (await request.json())["spec"]
-        self.tokens_asked.append(spec["token"])
+        self.reviewed_tokens.append(spec["token"])
         if self.is_down:
             return web.json_response({"message": "out of order"}, status=503)
         user = self.users.get(spec["token"])
@@ -57,7 +57,7 @@ class Reviewers:
     async def review_access(self, request: web.Request) -> web.Response:
         spec = (await request.json())["spec"]
         asked = spec["resourceAttributes"]
-        self.rights_asked.append((spec["user"], asked["namespace"]))
+        self.reviewed_rights.append((spec["user"], asked["namespace"]))
         if self.hold is not None:
             await self.hold.wait()
         if self.is_down:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.cards import IDLE
-from testkit.webhook_questions import pod
+from testkit.webhook_requests import pod
 from testkit.world import World
 from tests.files import ROOT
 

@@ -180,16 +180,16 @@ class Replay:
         self._sampled[_address(sample)] = self.now
         return sample
 
-    def _nvmlGpmMetricsGet(self, question: Any) -> Any:
-        older, newer = (self._sampled[_address(s)] for s in (question.sample1, question.sample2))
+    def _nvmlGpmMetricsGet(self, request: Any) -> Any:
+        older, newer = (self._sampled[_address(s)] for s in (request.sample1, request.sample2))
         found = self._between(older, newer)
-        for at in range(question.numMetrics):
-            metric = question.metrics[at]
+        for at in range(request.numMetrics):
+            metric = request.metrics[at]
             column = self._series["gpm"].get(_GPM.get(metric.metricId, ""))
             known = [column[row] for row in found if column[row] is not None] if column else []
             metric.nvmlReturn = 0 if known else _NOT_SUPPORTED
             metric.value = sum(known) / len(known) if known else float("nan")
-        return question
+        return request
 
 
 def _microseconds(seconds: float) -> int:

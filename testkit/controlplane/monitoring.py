@@ -68,5 +68,5 @@ def always(expression: str) -> str:
 
 def asked_metrics() -> set[str]:
     """Return the names of idlegpu's metrics in all queries; a histogram by its base name."""
-    asked = [*panel_queries("1m"), *(alert["expr"] for alert in alerts())]
-    return {_SUFFIX.sub("", name) for query in asked for name in OURS.findall(query)}
+    queries = [*panel_queries("1m"), *(alert["expr"] for alert in alerts())]
+    return {_SUFFIX.sub("", name) for query in queries for name in OURS.findall(query)}

@@ -63,21 +63,21 @@ class StubExtender:
 
         return handler
 
-    def _filter(self, question: Object) -> object:
-        return {"Nodes": question["Nodes"], "NodeNames": question["NodeNames"]}
+    def _filter(self, arguments: Object) -> object:
+        return {"Nodes": arguments["Nodes"], "NodeNames": arguments["NodeNames"]}
 
-    def _prioritize(self, question: Object) -> object:
-        names = question["NodeNames"] or [
-            node["metadata"]["name"] for node in question["Nodes"]["items"]
+    def _prioritize(self, arguments: Object) -> object:
+        names = arguments["NodeNames"] or [
+            node["metadata"]["name"] for node in arguments["Nodes"]["items"]
         ]
         return [{"Host": name, "Score": BEST_SCORE if name == self._best else 0} for name in names]
 
-    def _preempt(self, question: Object) -> object:
+    def _preempt(self, arguments: Object) -> object:
         return {
-            "NodeNameToMetaVictims": question.get("NodeNameToMetaVictims")
+            "NodeNameToMetaVictims": arguments.get("NodeNameToMetaVictims")
             or {
                 node: _meta_victims(victims)
-                for node, victims in question["NodeNameToVictims"].items()
+                for node, victims in arguments["NodeNameToVictims"].items()
             }
         }
 

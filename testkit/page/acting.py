@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.async_api import Page, Request, Route, expect
 
-from testkit.webhook_questions import names_question, pod
+from testkit.webhook_requests import names_request, pod
 from testkit.world import World
 
 
@@ -42,8 +42,8 @@ async def counts(page: Page) -> dict[str, str]:
 
 
 async def decide(world: World, name: str, *nodes: str, **wishes: Any) -> None:
-    asked = names_question(*nodes, asker=pod(name, **wishes))
-    await world.webhooks().prioritize(json.dumps(asked).encode())
+    body = names_request(*nodes, asker=pod(name, **wishes))
+    await world.webhooks().prioritize(json.dumps(body).encode())
 
 
 async def choose(page: Page, **what: str) -> None:

@@ -88,7 +88,7 @@ class FakePrometheus(PrometheusApi):
         failing: texts of queries that are answered with 503.
         hanging: texts of queries that are not answered in time.
         handler: handler of all requests, in place of the answers.
-        questions: received queries.
+        queries: received queries.
         before_answer: called before each query is answered.
     """
 
@@ -101,7 +101,7 @@ class FakePrometheus(PrometheusApi):
         self.failing: set[str] = set()
         self.hanging: set[str] = set()
         self.handler: Handler | None = None
-        self.questions: list[str] = []
+        self.queries: list[str] = []
         self.before_answer: Callable[[], None] = lambda: None
         self.url = ""
         self._at = 0.0
@@ -142,7 +142,7 @@ class FakePrometheus(PrometheusApi):
     @web.middleware
     async def _faults(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         query = request.query.get("query", request.path)
-        self.questions.append(query)
+        self.queries.append(query)
         self.before_answer()
         if self.handler is not None:
             return await self.handler(request)

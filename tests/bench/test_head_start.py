@@ -5,7 +5,7 @@ import pytest
 from bench import head_start
 from bench.head_start import Measured, bound, rows
 from bench.noting import HEAD_STARTS, Notes, build_app
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 
 PODS = 8
 

@@ -70,7 +70,7 @@ async def test_pages_ask_what_the_real_ones_ask(browser: Browser) -> None:
         asked["ours"] = _paths(server)
 
     assert asked["ours"] == asked["real"]
-    assert {path.split("/")[0] for path in traffic.questions} >= {"page", "holders", "pending"}
+    assert {path.split("/")[0] for path in traffic.requests} >= {"page", "holders", "pending"}
     assert traffic.failures == 0
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from bench.asking import Scheduler, percentile
 from bench.machine import Bound
-from bench.questions import EVERYDAY, Wish, distinct
+from bench.placing import Scheduler, percentile
+from bench.requests import EVERYDAY, Wish, distinct
 from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_SECONDS = 60.0

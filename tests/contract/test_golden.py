@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from testkit.cards import IDLE, Gpu
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,7 +13,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
 from extender.webhook import wire
 from testkit.cards import IDLE
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()

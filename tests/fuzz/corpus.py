@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from testkit.webhook_requests import meta, names_question, objects_question, pod
 
 from agent.report.contract import (
     PATH,
@@ -29,6 +28,7 @@ from testkit.hostile_objects import (
     REVIEW_OBJECT,
     SLICE_OBJECT,
 )
+from testkit.webhook_requests import meta, names_request, objects_request, pod
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
 REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"
@@ -74,8 +74,8 @@ def _questions(verb: str) -> list[bytes]:
         asked: list[object] = [{"Pod": pod(), **meta("busy")}]
     else:
         nodes = ("idle", "busy", "gpu-node-0", "unknown")
-        asked = [names_question(*nodes), objects_question(*nodes)]
-        asked += [names_question(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
+        asked = [names_request(*nodes), objects_request(*nodes)]
+        asked += [names_request(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
     made = [_json(question) for question in asked]
     odd = [body.replace(b'"main"', b"[" * 200 + b"]" * 200) for body in made]
     return [*made, *odd, *(body.swapcase() for body in made), *golden]

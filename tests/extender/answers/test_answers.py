@@ -27,7 +27,7 @@ from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
 from testkit.cli_serving import ask, build_fleet, serving
 from testkit.outcomes import OUTCOMES
-from testkit.webhook_questions import pod
+from testkit.webhook_requests import pod
 from tests.extender.cli.advised import build as build_advising
 
 Seen = set[tuple[type[Answer], str]]

@@ -15,7 +15,7 @@ from extender.server.json_answers import json_answer
 from extender.server.redaction import VIEWER, pod_name
 from extender.settings.api import ApiSettings
 from testkit.reviewers import Reviewers, reviewing
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 
 TOKEN = "token-of-alice"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

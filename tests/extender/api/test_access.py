@@ -13,7 +13,7 @@ from extender.api.caller import GRACE, HEADER, REFUSED_SECONDS
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import World
 from tests.extender.api.guarded_api import BEARER, TOKEN, GuardedApi, guarded_api, shown
 
@@ -41,7 +41,7 @@ async def test_a_caller_who_may_list_all_pods_sees_all_after_a_single_review(
     client = await guarded.open()
 
     assert await shown(client) == ["blue/a", "red/b"]
-    assert guarded.reviewers.rights_asked == [("alice", "")]
+    assert guarded.reviewers.reviewed_rights == [("alice", "")]
 
 
 async def test_a_caller_without_rights_sees_only_that_pods_exist(
@@ -129,16 +129,16 @@ async def test_rights_are_asked_for_once_until_they_are_old(guarded: GuardedApi)
     guarded.reviewers.rights["alice"] = {"red"}
     client = await guarded.open()
     await shown(client)
-    asked = list(guarded.reviewers.rights_asked)
+    asked = list(guarded.reviewers.reviewed_rights)
     assert sorted(asked) == [("alice", ""), ("alice", "blue"), ("alice", "red")]
 
     await shown(client)
-    assert guarded.reviewers.rights_asked == asked
+    assert guarded.reviewers.reviewed_rights == asked
 
     guarded.now += callers.RIGHTS_SECONDS
     guarded.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
-    assert len(guarded.reviewers.rights_asked) == 2 * len(asked)
+    assert len(guarded.reviewers.reviewed_rights) == 2 * len(asked)
 
 
 async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
@@ -149,7 +149,7 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
     del guarded.reviewers.users[TOKEN]
 
     await shown(client)
-    assert len(guarded.reviewers.tokens_asked) == 1
+    assert len(guarded.reviewers.reviewed_tokens) == 1
 
     guarded.now += callers.TOKEN_SECONDS
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
@@ -190,11 +190,11 @@ async def test_a_refused_token_is_not_reviewed_again_at_once(guarded: GuardedApi
 
     for _ in range(5):
         assert (await client.get("/v1/pods", headers=stolen)).status == 401
-    assert guarded.reviewers.tokens_asked == ["stolen"]
+    assert guarded.reviewers.reviewed_tokens == ["stolen"]
 
     guarded.now += REFUSED_SECONDS
     await client.get("/v1/pods", headers=stolen)
-    assert guarded.reviewers.tokens_asked == ["stolen"] * 2
+    assert guarded.reviewers.reviewed_tokens == ["stolen"] * 2
 
 
 async def test_rights_for_a_new_namespace_are_reviewed_before_its_pods_are_shown(
@@ -214,7 +214,7 @@ async def test_where_it_is_open_no_token_is_required(guarded: GuardedApi) -> Non
     response = await client.get("/v1/pods")
 
     assert (await response.json())["pods"] == ["blue/a", "red/b"]
-    assert guarded.reviewers.tokens_asked == []
+    assert guarded.reviewers.reviewed_tokens == []
 
 
 @pytest.mark.parametrize(

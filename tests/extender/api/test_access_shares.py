@@ -20,7 +20,7 @@ from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.fake_kube import eventually
 from testkit.reviewers import EVERYWHERE
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 from tests.extender.api.guarded_api import BEARER, TOKEN, GuardedApi, guarded_api, shown
 
@@ -56,7 +56,7 @@ async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
 
     assert set(await guess(client, 50)) == {401, 429}
     # One second's quota, minus alice's request, plus what accrued since.
-    assert len(guarded.reviewers.tokens_asked) <= 5 + 5 * (clock() - begun) + 1
+    assert len(guarded.reviewers.reviewed_tokens) <= 5 + 5 * (clock() - begun) + 1
     assert await shown(client) == ["blue/a", "red/b"]  # known callers are not affected
 
 
@@ -79,11 +79,11 @@ async def test_guessed_tokens_do_not_block_another_address(
                     await response.read()
 
         guessing = [asyncio.create_task(guess_on(who)) for who in range(40)]
-        await eventually(lambda: len(guarded.reviewers.tokens_asked) > 5)  # the burst is used up
+        await eventually(lambda: len(guarded.reviewers.reviewed_tokens) > 5)  # the burst is used up
 
-        before = len(guarded.reviewers.tokens_asked)
+        before = len(guarded.reviewers.reviewed_tokens)
         assert await shown(client) == ["blue/a", "red/b"]
-        after = guarded.reviewers.tokens_asked[before:]
+        after = guarded.reviewers.reviewed_tokens[before:]
         for task in guessing:
             task.cancel()
         await asyncio.wait(guessing)
@@ -105,9 +105,9 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
         guarded.reviewers.users[f"mallory{number}"] = "mallory"
         await client.get("/v1/pods", headers={"Authorization": f"Bearer mallory{number}"})
 
-    asked = list(guarded.reviewers.tokens_asked)
+    asked = list(guarded.reviewers.reviewed_tokens)
     assert await shown(client) == ["blue/a", "red/b"]
-    assert guarded.reviewers.tokens_asked == asked
+    assert guarded.reviewers.reviewed_tokens == asked
 
 
 async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
@@ -126,14 +126,14 @@ async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
         return asyncio.create_task(client.get("/v1/pods", headers=headers))
 
     greedy = [get(f"mallory{number}") for number in range(8)]
-    await eventually(lambda: len(guarded.reviewers.rights_asked) == 2)  # as many as permitted
+    await eventually(lambda: len(guarded.reviewers.reviewed_rights) == 2)  # as many as permitted
     modest = get(TOKEN)
-    await eventually(lambda: TOKEN in guarded.reviewers.tokens_asked)
+    await eventually(lambda: TOKEN in guarded.reviewers.reviewed_tokens)
     guarded.reviewers.hold.set()
     await asyncio.wait([modest, *greedy])
 
     # alice's one request comes before those of mallory's other tokens.
-    assert ("alice", "") in guarded.reviewers.rights_asked[:5]
+    assert ("alice", "") in guarded.reviewers.reviewed_rights[:5]
 
 
 @pytest.mark.parametrize(

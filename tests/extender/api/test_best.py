@@ -11,10 +11,10 @@ from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.steps import Steps
 from extender.insight.what_if import STRANDED, TAINTED
+from testkit.api_requests import get, strict
 from testkit.builders import GPU
 from testkit.cards import IDLE
-from testkit.http_questions import get, strict
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 # --- best -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from extender.server.redaction import AccessError
 from extender.settings.api import ApiSettings
 from testkit.fake_kube import eventually
 from testkit.reviewers import Reviewers, reviewing
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 
 NAMESPACES = frozenset({"blue", "green", "red"})
 TOKEN = "token-of-alice"
@@ -228,7 +228,7 @@ async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(
     for _ in range(AT_ONCE):
         assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 401
 
-    assert len(guarded.reviewers.tokens_asked) == 2
+    assert len(guarded.reviewers.reviewed_tokens) == 2
     guarded.reviewers.users[TOKEN] = "alice"
     guarded.now += REFUSED_SECONDS
     assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200

@@ -10,10 +10,10 @@ from extender.core.nodes.inventory import Taint
 from extender.core.steps import finish
 from extender.insight.defrag import find_plans
 from extender.sources.kubernetes.host_use import PlacedPod
+from testkit.api_requests import get
 from testkit.builders import GPU
 from testkit.cards import IDLE
-from testkit.http_questions import get
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 

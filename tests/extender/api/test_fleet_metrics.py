@@ -10,7 +10,7 @@ from extender.api.metrics_route import FleetCollector
 from extender.core.request.request import GpuRequest, PodRef, parse_pod_ref, parse_request
 from extender.server.readiness import SourceStatus
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.webhook_questions import names_question, pod
+from testkit.webhook_requests import names_request, pod
 from testkit.world import World
 
 SOURCES = (
@@ -109,7 +109,7 @@ def test_an_empty_fleet_has_metrics_too() -> None:
 
 async def test_the_text_parses_and_every_metric_is_explained(world: World) -> None:
     register(world)
-    body = _json(names_question("idle", "busy", "dead", "new", asker=pod(gpu_memory="x")))
+    body = _json(names_request("idle", "busy", "dead", "new", asker=pod(gpu_memory="x")))
     await world.webhooks().filter(body)
     await world.webhooks().prioritize(b"{")
 

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
+from testkit.api_requests import decide, get
 from testkit.builders import GIB, GPU
 from testkit.cards import CARD_BYTES, IDLE
-from testkit.http_questions import decide, get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import World
 
 # --- nodes and GPUs -------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ async def test_decisions_are_chosen_by_pod_and_number_and_shortened(client: Clie
 async def test_a_thousand_decisions_are_kept(world: World, client: Client) -> None:
     for number in range(1005):
         await world.webhooks().prioritize(
-            json.dumps(names_question("idle", asker=pod(f"p{number}"))).encode()
+            json.dumps(names_request("idle", asker=pod(f"p{number}"))).encode()
         )
 
     decisions = (await get(client, "/v1/decisions", brief="true"))["decisions"]

@@ -22,7 +22,7 @@ from extender.settings.config import Settings
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.reviewers import EVERYWHERE, reviewing
-from testkit.webhook_questions import Client, MakeClient, names_question
+from testkit.webhook_requests import Client, MakeClient, names_request
 from testkit.world import World
 
 HOSTILE, FRIEND = {"X-Idlegpu-Token": "hostile"}, {"X-Idlegpu-Token": "friend"}
@@ -153,7 +153,7 @@ async def _decide(client: Client, name: str, namespace: str) -> None:
     }
     if namespace != NAMESPACE:
         asker["metadata"] |= {"annotations": {}, "ownerReferences": []}
-    question = names_question("node-a", "node-b", asker=asker)
+    question = names_request("node-a", "node-b", asker=asker)
     assert (await client.post("/prioritize", data=json.dumps(question))).status == 200
 
 

@@ -18,7 +18,7 @@ from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.settings import peers as settings
 from testkit.fake_kube import eventually
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 
 Report = Callable[[str, Collection[str] | None], Awaitable[None]]
 

@@ -24,7 +24,7 @@ from extender.settings.peers import BypassSettings
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.fake_kube import FakeKube, eventually
-from testkit.webhook_questions import names_question, pod
+from testkit.webhook_requests import names_request, pod
 from testkit.world import World
 from tests.extender.effects.waking import Recorder
 from tests.extender.effects.warned import POD, PROBLEM
@@ -50,7 +50,7 @@ async def decide(
     world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2, target: str = ""
 ) -> None:
     asker = pod("p", gpus=gpus, **({"target": target} if target else {}))
-    question = json.dumps(names_question(*nodes, asker=asker)).encode()
+    question = json.dumps(names_request(*nodes, asker=asker)).encode()
     webhooks = world.webhooks()
     await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(question)
 
@@ -159,7 +159,7 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
     other = "node-8" if record.decision.best == "node-7" else "node-7"
     world.now += seconds
     for number in range(others):
-        question = json.dumps(names_question("node-7", asker=pod(f"other-{number}"))).encode()
+        question = json.dumps(names_request("node-7", asker=pod(f"other-{number}"))).encode()
         await world.webhooks().filter(question)
     decisions: list[DecisionRecord] = []
     bound = PodRecord(

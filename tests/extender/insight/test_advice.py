@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
+from testkit.api_requests import get
 from testkit.cards import Gpu, card
-from testkit.http_questions import get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import SHARED, World
 
 HOUR = 3600.0

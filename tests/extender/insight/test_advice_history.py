@@ -12,10 +12,10 @@ from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
 from extender.insight.last_hour import Values
 from extender.runtime.fair_queue import FairQueue
+from testkit.api_requests import get
 from testkit.cards import card
 from testkit.fake_kube import eventually
-from testkit.http_questions import get
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import SHARED, World
 
 HOUR = 3600.0

@@ -6,10 +6,10 @@ import pytest
 
 from extender.insight.decisions import PEERS_PATH, DecisionRoutes
 from extender.server.redaction import write_json_in_full
+from testkit.api_requests import get
 from testkit.decisions import application, decide, replica
-from testkit.http_questions import get
 from testkit.others import FAR, NEAR, THIRD, LearnsTeam, OtherReplicas
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 
 
 @pytest.fixture

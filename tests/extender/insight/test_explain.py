@@ -11,11 +11,11 @@ from extender.core.decision.score_parts import Breakdown, Factor, ScorePart
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord, Taint
 from extender.insight.what_if import NOT_SELECTED
+from testkit.api_requests import decide, get, strict
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.http_questions import decide, get, strict
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import MESSAGE, SHARED, World
 
 
@@ -35,7 +35,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:
-    question = names_question(*nodes, asker=pod(**wishes))
+    question = names_request(*nodes, asker=pod(**wishes))
     assert (await client.post(f"/{verb}", data=json.dumps(question))).status == 200
 
 

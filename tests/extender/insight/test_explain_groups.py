@@ -9,10 +9,10 @@ import pytest
 
 from extender.core.nodes.pod_groups import PodGroup
 from extender.webhook.handlers import BETWEEN_VERBS_SECONDS
+from testkit.api_requests import get, strict
 from testkit.cli_serving import runner, serving
-from testkit.http_questions import get, strict
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import World
 
 RACK = "topology.kubernetes.io/rack"
@@ -46,7 +46,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 async def ask(client: Client, verb: str, asker: object, *nodes: str) -> Any:
-    question = names_question(*(nodes or NODES), asker=asker)
+    question = names_request(*(nodes or NODES), asker=asker)
     response = await client.post(f"/{verb}", data=json.dumps(question))
     assert response.status == 200
     await asyncio.sleep(2 * BETWEEN_VERBS_SECONDS)  # then it is recorded in full

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from testkit.api_requests import get
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.http_questions import get
 from testkit.others import FAR, THIRD, LearnsTeam, OtherReplicas, far_of, replica_world
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import World
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
@@ -22,7 +22,7 @@ def replica(name: str, far: OtherReplicas | None = None, **rest: Any) -> World:
 
 
 async def ask(client: Client, verb: str, *nodes: str) -> None:
-    question = json.dumps(names_question(*nodes, asker=pod("p")))
+    question = json.dumps(names_request(*nodes, asker=pod("p")))
     assert (await client.post(f"/{verb}", data=question)).status == 200
 
 

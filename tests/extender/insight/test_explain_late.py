@@ -1,8 +1,8 @@
 """Pod that is bound long after its decision: the explanation shows the node at the binding."""
 
+from testkit.api_requests import decide, get
 from testkit.cards import BUSY, IDLE
-from testkit.http_questions import decide, get
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import World
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from extender.core.policy import LoadFilter, Policy
+from testkit.api_requests import get
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.http_questions import get
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import World
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
@@ -29,7 +29,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 async def attempt(client: Client, passing: list[str], refused: list[str]) -> None:
     """Call filter and prioritize as kube-scheduler does."""
     for verb, nodes in (("filter", [*passing, *refused]), ("prioritize", passing)):
-        question = json.dumps(names_question(*nodes, asker=pod("p")))
+        question = json.dumps(names_request(*nodes, asker=pod("p")))
         assert (await client.post(f"/{verb}", data=question)).status == 200
 
 
@@ -82,7 +82,7 @@ async def test_what_filter_said_in_an_earlier_attempt_is_no_part_of_this_one(
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     world.now += 60
-    question = json.dumps(names_question("idle", asker=pod("p")))
+    question = json.dumps(names_request("idle", asker=pod("p")))
     assert (await client.post("/prioritize", data=question)).status == 200
 
     answer = await get(client, "/v1/explain", pod="team/p")

@@ -5,9 +5,9 @@ from aiohttp import web
 
 from extender.insight.explain import PEERS_PATH
 from extender.server.redaction import VIEWER, Viewer
-from testkit.http_questions import decide, get
+from testkit.api_requests import decide, get
 from testkit.others import FAR, LearnsTeam, OtherReplicas, replica_world
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_another_replicas_decision_is_explained_by_its_id(client: Client) 
 async def test_our_own_decision_is_explained_without_asking_anybody(
     client: Client, far: OtherReplicas
 ) -> None:
-    question = names_question("a", asker=pod("whole"))
+    question = names_request("a", asker=pod("whole"))
     for verb in ("filter", "prioritize"):
         assert (await client.post(f"/{verb}", json=question)).status == 200
 
@@ -112,7 +112,7 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
 ) -> None:
     hidden = pod("theirs")
     hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
-    question = names_question("a", asker=hidden)
+    question = names_request("a", asker=hidden)
     assert (await other.post("/prioritize", json=question)).status == 200
     world = replica_world(far=far)
     world.add_waiting("theirs")

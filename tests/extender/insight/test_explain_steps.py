@@ -29,10 +29,10 @@ from extender.placement.evidence import PIECE_NODES
 from extender.placement.history import DecisionRecord
 from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_pieces
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
+from testkit.api_requests import decide, get
 from testkit.cards import BUSY, Gpu
-from testkit.http_questions import decide, get
 from testkit.others import FAR, OtherReplicas, SeesTeam, replica_world
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 NODES = 5 * PIECE_NODES + 3

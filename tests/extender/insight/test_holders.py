@@ -6,10 +6,10 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.insight.holders import span
+from testkit.api_requests import get
 from testkit.cards import BUSY, HOUR, Gpu, card
-from testkit.http_questions import get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 

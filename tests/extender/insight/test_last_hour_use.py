@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
+from testkit.api_requests import get
 from testkit.cards import HOUR, card
-from testkit.http_questions import get
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 CARDS = {"n": [card("team/nb"), card("team/nb")]}

@@ -7,11 +7,11 @@ import pytest
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.inventory import PodPhase
 from extender.insight.scheduler_message import OF_THE_POD
+from testkit.api_requests import decide, get
 from testkit.builders import GPU
 from testkit.cards import IDLE
-from testkit.http_questions import decide, get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import MESSAGE, World
 
 

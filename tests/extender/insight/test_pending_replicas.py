@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from extender.insight.last_decisions import PEERS_PATH
+from testkit.api_requests import decide, get
 from testkit.cards import IDLE
 from testkit.cli_serving import runner, serving
-from testkit.http_questions import decide, get
 from testkit.others import FAR, NEAR, OtherReplicas, SeesTeam, far_of, replica_world
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 REFUSED = [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]

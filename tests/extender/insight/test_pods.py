@@ -7,10 +7,10 @@ import pytest
 
 from extender.insight import pods
 from extender.insight.pods import MAX_WORDS
+from testkit.api_requests import get
 from testkit.cards import card
-from testkit.http_questions import get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import MESSAGE, World, one_node
 
 PATH = "/v1/pods"

@@ -21,10 +21,10 @@ from extender.insight.regret_table import (
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replicas import Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
+from testkit.api_requests import get, meanwhile
 from testkit.cli_serving import runner, serving
-from testkit.http_questions import get, meanwhile
 from testkit.outcomes import OUTCOMES, outcome
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import World
 
 

@@ -11,10 +11,10 @@ from extender.insight.regret_table import PEERS_PATH, RegretTable
 from extender.insight.regret_watch import PlacementOutcome, RegretWatch
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
-from testkit.http_questions import get
+from testkit.api_requests import get
 from testkit.others import FAR, NEAR, LearnsTeam, OtherReplicas, serve_to
 from testkit.outcomes import outcome
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 

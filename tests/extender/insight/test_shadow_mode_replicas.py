@@ -18,7 +18,7 @@ from extender.settings.peers import BypassSettings
 from testkit.builders import GPU
 from testkit.cards import IDLE
 from testkit.judging import ReceivedPeriod
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import World
 
 HOUR = 3600.0
@@ -89,7 +89,7 @@ class Pair:
 
     async def ask(self, at: int, verb: str) -> None:
         """Call one replica for the pod; the other gets a report unless they are disconnected."""
-        question = names_question("node-0", "node-1", asker=pod("p"))
+        question = names_request("node-0", "node-1", asker=pod("p"))
         assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
         self.exchange()
 

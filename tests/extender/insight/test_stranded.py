@@ -6,10 +6,10 @@ import pytest
 
 from extender.core.nodes.host_resources import HostResources
 from extender.sources.kubernetes.host_use import PlacedPod
+from testkit.api_requests import get
 from testkit.cards import card
-from testkit.http_questions import get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 GIB = 1 << 30

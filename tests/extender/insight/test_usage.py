@@ -9,9 +9,9 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase
 from extender.insight.usage import HOUR, SWEEP_SECONDS, Group, UsageRecord
 from extender.runtime.metrics import Metrics
-from testkit.http_questions import get
+from testkit.api_requests import get
 from testkit.others import SeesTeam
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import World
 
 H100 = Group("team", "Job", "H100 80GB HBM3")

@@ -11,10 +11,10 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.insight.holder_sums import Sums
 from extender.insight.holders import PIECE_PODS
 from extender.insight.usage import _first, _GroupCosts
+from testkit.api_requests import get, meanwhile
 from testkit.cards import HOUR, card
-from testkit.http_questions import get, meanwhile
 from testkit.others import SeesTeam
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 PRICE = 2.5

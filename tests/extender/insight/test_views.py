@@ -20,7 +20,7 @@ from extender.server.redaction import write_json_in_full
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.mig import mig_world
-from testkit.webhook_questions import pod
+from testkit.webhook_requests import pod
 from testkit.world import World
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.nodes.pod_owners import likeness_of
 from testkit.others import SeesTeam
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import World
 
 GIB = 1 << 30

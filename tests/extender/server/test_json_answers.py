@@ -8,7 +8,7 @@ from aiohttp import web
 
 from extender.answers.fleet import Gpus
 from extender.server.json_answers import stream_answer
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 
 DEADLINE_SECONDS = 20.0
 

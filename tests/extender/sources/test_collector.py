@@ -38,7 +38,7 @@ async def test_only_existing_metrics_are_queried(fake: FakePrometheus) -> None:
 
     await CollectorState(fake.url).round(NOW)
 
-    named = [query for query in fake.questions if "DCGM_" in query]
+    named = [query for query in fake.queries if "DCGM_" in query]
     assert named
     assert all("DCGM_FI_DEV_GPU_UTIL{" in query for query in named)
 

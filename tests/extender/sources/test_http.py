@@ -124,7 +124,7 @@ async def test_a_redirect_is_an_error_that_names_its_target(prometheus: FakeProm
 
     assert "redirects to https://login.example/" in error
     assert "secret" not in error
-    assert len(prometheus.questions) == 1
+    assert len(prometheus.queries) == 1
 
 
 async def test_a_hanging_server_times_out(prometheus: FakePrometheus) -> None:
@@ -196,7 +196,7 @@ async def test_an_unreachable_server_is_an_error_at_once(prometheus: FakePrometh
 
     assert "Connection refused" in error
     assert "is Prometheus running" in error
-    assert not prometheus.questions
+    assert not prometheus.queries
 
 
 async def test_retry_after_is_ignored(prometheus: FakePrometheus) -> None:
@@ -206,7 +206,7 @@ async def test_retry_after_is_ignored(prometheus: FakePrometheus) -> None:
     prometheus.handler = handler
 
     assert "HTTP 503" in await error_of(settings(prometheus.url))
-    assert len(prometheus.questions) == 1
+    assert len(prometheus.queries) == 1
 
 
 async def test_a_partial_answer_is_used_and_counted(prometheus: FakePrometheus) -> None:

@@ -269,7 +269,7 @@ async def test_nothing_is_queried_before_there_are_nodes(
         await until(lambda: looks >= 3)  # a round would have ended before the next look
 
     assert not delivered.readings
-    assert not fake.questions
+    assert not fake.queries
 
 
 async def test_a_dead_worker_is_replaced_and_sends_everything_again(

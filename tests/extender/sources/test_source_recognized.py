@@ -341,11 +341,11 @@ async def test_a_recognized_answer_with_a_warning_is_partial(
     for moment in (0, 10):
         assert (await state.round(NOW + moment)).partial_answers == 0
     parsing.clear()
-    fake.questions.clear()
+    fake.queries.clear()
     compact.others = {"warnings": ["a store is down"]}
 
     found = await state.round(NOW + 20)
 
     assert parsing == []
-    assert found.partial_answers == len(fake.questions)
+    assert found.partial_answers == len(fake.queries)
     assert found.warning == "['a store is down']"

@@ -60,7 +60,7 @@ async def test_exporters_with_the_usual_name_are_not_in_the_answer(
 
     await CollectorState(fake.url).round(NOW)
 
-    (plain,) = (question for question in fake.questions if 'exported_pod=""' in question)
+    (plain,) = (question for question in fake.queries if 'exported_pod=""' in question)
     assert fake.evaluate(plain, fake.clock()) == []
 
 
@@ -125,11 +125,11 @@ async def test_a_scrape_during_a_round_never_shows_load_without_its_pod(
     await state.round(NOW)
     states: set[tuple[bool, bool]] = set()
 
-    for moment in range(len(fake.questions)):
-        fake.series, fake.questions = before, []
+    for moment in range(len(fake.queries)):
+        fake.series, fake.queries = before, []
 
         def scrape(moment: int = moment) -> None:
-            if len(fake.questions) > moment:
+            if len(fake.queries) > moment:
                 fake.series = after
 
         fake.before_answer = scrape
@@ -152,7 +152,7 @@ async def test_tenants_are_newer_than_the_load_and_not_newer_than_their_query(
     found = await CollectorState(fake.url).round(NOW)
 
     def arrival(text: str) -> float:
-        return arrived[next(n for n, query in enumerate(fake.questions) if text in query)]
+        return arrived[next(n for n, query in enumerate(fake.queries) if text in query)]
 
     after = found.tenants_at - NOW
     rounding = 1e-6  # precision of a float for seconds since the epoch

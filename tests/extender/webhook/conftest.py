@@ -3,7 +3,7 @@
 import pytest
 
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 DEAD = Gpu(xid=79.0)

@@ -13,7 +13,7 @@ from extender.placement.request_log import MAX_PATHS, SHOWN_PATH, BypassVerdict
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.handlers import ABOUT, Webhooks
 from testkit.fake_kube import eventually
-from testkit.webhook_questions import Client, MakeClient, ask, names_question, pod
+from testkit.webhook_requests import Client, MakeClient, ask, names_request, pod
 from testkit.world import World
 
 
@@ -59,7 +59,7 @@ def send(port: int, body: bytes) -> socket.socket:
     return client
 
 
-QUESTION = orjson.dumps(names_question("idle-a", "idle-b"))
+QUESTION = orjson.dumps(names_request("idle-a", "idle-b"))
 
 
 async def test_an_answer_to_a_client_that_gave_up_is_lost(
@@ -118,7 +118,7 @@ async def test_every_answered_request_is_logged(
 ) -> None:
     world.is_ready = is_ready
 
-    await ask(client, verb, names_question("idle-a", asker=asker))
+    await ask(client, verb, names_request("idle-a", asker=asker))
 
     await eventually(lambda: len(world.request_log))
     assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED

@@ -8,7 +8,7 @@ import pytest
 
 from extender.webhook.handlers import BETWEEN_VERBS_SECONDS
 from testkit.cards import BUSY, IDLE
-from testkit.webhook_questions import Client, ask, pod, scores_of
+from testkit.webhook_requests import Client, ask, pod, scores_of
 from testkit.world import World
 
 NODES = ["idle-b", "busy", "idle-a"]

@@ -2,13 +2,13 @@ import logging
 
 import pytest
 
-from testkit.webhook_questions import (
+from testkit.webhook_requests import (
     Client,
     MakeClient,
     ask,
     meta,
-    names_question,
-    objects_question,
+    names_request,
+    objects_request,
     pod,
     scores_of,
 )
@@ -18,7 +18,7 @@ from testkit.world import World
 
 
 async def test_filter_keeps_the_order_of_the_request(client: Client) -> None:
-    answer = await ask(client, "filter", names_question("busy", "idle-b", "dead", "idle-a"))
+    answer = await ask(client, "filter", names_request("busy", "idle-b", "dead", "idle-a"))
 
     assert answer["NodeNames"] == ["busy", "idle-b", "idle-a"]
     assert answer["Nodes"] is None
@@ -26,7 +26,7 @@ async def test_filter_keeps_the_order_of_the_request(client: Client) -> None:
 
 
 async def test_filter_gives_a_reason_for_each_refused_node(client: Client) -> None:
-    answer = await ask(client, "filter", names_question("dead", "foreign", "idle-a"))
+    answer = await ask(client, "filter", names_request("dead", "foreign", "idle-a"))
 
     assert answer["NodeNames"] == ["idle-a"]
     assert answer["FailedNodes"] == {}
@@ -50,15 +50,15 @@ async def test_filter_answers_whole_nodes_with_whole_nodes(client: Client) -> No
 
 
 async def test_filter_answers_with_an_empty_list_if_no_node_passes(client: Client) -> None:
-    by_name = await ask(client, "filter", names_question("dead"))
-    whole = await ask(client, "filter", objects_question("dead"))
+    by_name = await ask(client, "filter", names_request("dead"))
+    whole = await ask(client, "filter", objects_request("dead"))
 
     assert by_name["NodeNames"] == []
     assert whole["Nodes"] == {"items": []}
 
 
 async def test_filter_passes_an_unknown_node(client: Client) -> None:
-    answer = await ask(client, "filter", names_question("new", "dead", ""))
+    answer = await ask(client, "filter", names_request("new", "dead", ""))
 
     assert answer["NodeNames"] == ["new", ""]
 
@@ -75,7 +75,7 @@ async def test_filter_passes_an_unknown_node(client: Client) -> None:
 async def test_filter_passes_all_nodes_for_a_pod_without_gpus(
     client: Client, asker: object
 ) -> None:
-    question = names_question("dead", "idle-a") | {"Pod": asker}
+    question = names_request("dead", "idle-a") | {"Pod": asker}
 
     assert (await ask(client, "filter", question))["NodeNames"] == ["dead", "idle-a"]
     assert scores_of(await ask(client, "prioritize", question)) == {"dead": 0, "idle-a": 0}
@@ -86,7 +86,7 @@ async def test_everything_passes_until_the_inventory_is_complete(
 ) -> None:
     world.is_ready = False
 
-    answer = await ask(client, "filter", names_question("dead", "idle-a"))
+    answer = await ask(client, "filter", names_request("dead", "idle-a"))
 
     assert answer["NodeNames"] == ["dead", "idle-a"]
     assert world.count("idlegpu_requests_total", verb="filter", outcome="not-ready") == 1
@@ -98,7 +98,7 @@ async def test_a_pod_that_requires_idle_nodes_waits_for_the_inventory(
     world.is_ready = False
     asker = pod(require_idle="true")
 
-    answer = await ask(client, "filter", names_question("not-listed-yet", asker=asker))
+    answer = await ask(client, "filter", names_request("not-listed-yet", asker=asker))
     preemption = await ask(client, "preempt", {"Pod": asker, **meta("not-listed-yet")})
 
     assert answer["NodeNames"] == []
@@ -134,7 +134,7 @@ async def test_other_malformed_requests_are_answered_400_with_an_error(
 async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
     world: World, client: Client
 ) -> None:
-    question = names_question("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
+    question = names_request("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
 
     answer = await ask(client, "filter", question)
 
@@ -152,7 +152,7 @@ async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
 
 
 async def test_prioritize_ranks_idle_before_busy_and_one_node_highest(client: Client) -> None:
-    question = names_question("busy", "idle-b", "idle-a", "dead", "unknown")
+    question = names_request("busy", "idle-b", "idle-a", "dead", "unknown")
 
     scores = scores_of(await ask(client, "prioritize", question))
 
@@ -170,15 +170,15 @@ async def test_the_highest_score_is_a_setting(
     world.max_score = max_score
     client = await aiohttp_client(world.build_app())
 
-    scores = scores_of(await ask(client, "prioritize", objects_question("busy", "idle-a")))
+    scores = scores_of(await ask(client, "prioritize", objects_request("busy", "idle-a")))
 
     assert scores["idle-a"] == max_score
     assert 0 <= scores["busy"] < max_score
 
 
 async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) -> None:
-    first = names_question("idle-a", "idle-b", asker=pod("first", strategy="spread"))
-    second = names_question("idle-a", "idle-b", asker=pod("second", strategy="spread"))
+    first = names_request("idle-a", "idle-b", asker=pod("first", strategy="spread"))
+    second = names_request("idle-a", "idle-b", asker=pod("second", strategy="spread"))
 
     before = scores_of(await ask(client, "prioritize", first))
     after = scores_of(await ask(client, "prioritize", second))
@@ -263,9 +263,9 @@ async def test_no_pod_is_evicted_for_a_pod_that_waits_for_load_alone(client: Cli
 async def test_requests_are_counted_and_timed_by_verb_and_outcome(
     world: World, client: Client
 ) -> None:
-    await ask(client, "filter", names_question("idle-a", "idle-b", "dead"))
-    await ask(client, "prioritize", names_question("idle-a", "idle-b"))
-    await ask(client, "filter", names_question("idle-a", asker=pod(gpus=None)))
+    await ask(client, "filter", names_request("idle-a", "idle-b", "dead"))
+    await ask(client, "prioritize", names_request("idle-a", "idle-b"))
+    await ask(client, "filter", names_request("idle-a", asker=pod(gpus=None)))
     await ask(client, "preempt", {"Pod": pod(), **meta("busy")})
 
     seconds = "idlegpu_request_duration_seconds_count"
@@ -286,7 +286,7 @@ async def test_requests_are_counted_and_timed_by_verb_and_outcome(
 async def test_every_decision_is_one_line(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="extender")
 
-    await ask(client, "prioritize", names_question("idle-b", "idle-a", "dead"))
+    await ask(client, "prioritize", names_request("idle-b", "idle-a", "dead"))
 
     (line,) = [record for record in caplog.records if record.message == "decision"]
     said = vars(line)

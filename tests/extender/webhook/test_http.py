@@ -15,14 +15,14 @@ from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.webhook import handlers, wire
 from testkit.fake_kube import eventually
-from testkit.webhook_questions import (
+from testkit.webhook_requests import (
     VERBS,
     Client,
     MakeClient,
     ask,
     meta,
-    names_question,
-    objects_question,
+    names_request,
+    objects_request,
     pod,
 )
 from testkit.world import World
@@ -52,8 +52,8 @@ async def broken(world: World, aiohttp_client: MakeClient) -> Client:
 async def test_a_fault_of_our_own_in_filter_passes_every_candidate(
     world: World, broken: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = await ask(broken, "filter", names_question("dead", "idle-a"))
-    whole = await ask(broken, "filter", objects_question("dead", "idle-a"))
+    names = await ask(broken, "filter", names_request("dead", "idle-a"))
+    whole = await ask(broken, "filter", objects_request("dead", "idle-a"))
 
     assert names["NodeNames"] == ["dead", "idle-a"]
     assert names["FailedNodes"] == names["FailedAndUnresolvableNodes"] == {}
@@ -74,7 +74,7 @@ async def test_a_fault_before_the_candidates_are_known_fails_the_call_with_an_er
 
     monkeypatch.setattr(wire, "decode_question", fail)
 
-    answer = await ask(client, "filter", names_question("idle-a"))
+    answer = await ask(client, "filter", names_request("idle-a"))
 
     assert answer["Error"] == "internal error: see the extender's log"
     assert world.count("idlegpu_faults_total", verb="filter") == 1
@@ -84,7 +84,7 @@ async def test_a_fault_before_the_candidates_are_known_fails_the_call_with_an_er
 async def test_a_fault_elsewhere_is_answered_500_without_a_traceback(
     world: World, broken: Client, verb: str
 ) -> None:
-    question = names_question("busy") | meta("busy")
+    question = names_request("busy") | meta("busy")
 
     response = await broken.post(f"/{verb}", data=json.dumps(question))
 
@@ -101,7 +101,7 @@ async def test_a_failed_explanation_costs_no_answer(
 
     monkeypatch.setattr(world.placer, "detail", fail)
 
-    assert (await ask(client, "filter", names_question("idle-a")))["NodeNames"] == ["idle-a"]
+    assert (await ask(client, "filter", names_request("idle-a")))["NodeNames"] == ["idle-a"]
     await eventually(lambda: world.count("idlegpu_faults_total", verb="explain") == 1)
 
 
@@ -121,7 +121,7 @@ async def test_a_wrong_method_is_405_and_an_unknown_path_404(client: Client, ver
 async def test_the_content_type_does_not_matter(client: Client, content_type: str) -> None:
     response = await client.post(
         "/filter",
-        data=json.dumps(names_question("idle-a")).encode(),
+        data=json.dumps(names_request("idle-a")).encode(),
         headers={"Content-Type": content_type},
     )
 
@@ -129,7 +129,7 @@ async def test_the_content_type_does_not_matter(client: Client, content_type: st
 
 
 async def test_a_compressed_request_is_decoded(client: Client) -> None:
-    body = gzip.compress(json.dumps(names_question("idle-a", "dead")).encode())
+    body = gzip.compress(json.dumps(names_request("idle-a", "dead")).encode())
 
     response = await client.post("/filter", data=body, headers={"Content-Encoding": "gzip"})
 
@@ -177,7 +177,7 @@ async def test_a_decompressed_body_counts_against_the_limit(
 
 async def test_a_request_over_one_mebibyte_is_answered(client: Client) -> None:
     names = [f"node-{index:080}" for index in range(15_000)]
-    body = json.dumps(names_question(*names)).encode()
+    body = json.dumps(names_request(*names)).encode()
     assert len(body) > MIB
 
     response = await client.post("/filter", data=io.BytesIO(body))
@@ -218,7 +218,7 @@ async def test_a_slow_client_delays_no_other_and_one_that_leaves_is_counted(
     await writer.drain()
     async with (
         ClientSession(f"http://127.0.0.1:{port}") as other,
-        other.post("/filter", data=json.dumps(names_question("idle-a"))) as response,
+        other.post("/filter", data=json.dumps(names_request("idle-a"))) as response,
     ):
         assert (await response.json())["NodeNames"] == ["idle-a"]
     writer.close()

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.webhook_questions import MakeClient, names_question, pod
+from testkit.webhook_requests import MakeClient, names_request, pod
 from testkit.world import World
 
 WARM = Gpu(busy=0.1, used_gib=2.0)
@@ -37,7 +37,7 @@ async def test_replicas_give_the_same_bytes(aiohttp_client: MakeClient, shortlis
 
     # Unbound pods are part of the data, so replicas also agree during a burst.
     for number in range(12):
-        question = names_question(*candidates, asker=pod(f"burst-{number}"))
+        question = names_request(*candidates, asker=pod(f"burst-{number}"))
         for verb in ("filter", "prioritize"):
             body = json.dumps(question)
             answers = [await (await one.post(f"/{verb}", data=body)).read() for one in replicas]

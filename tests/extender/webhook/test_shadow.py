@@ -4,13 +4,13 @@ import pytest
 
 from extender.placement.request_log import AnsweredQuestion
 from testkit.cards import BUSY, IDLE
-from testkit.webhook_questions import (
+from testkit.webhook_requests import (
     Client,
     MakeClient,
     ask,
     meta,
-    names_question,
-    objects_question,
+    names_request,
+    objects_request,
     pod,
 )
 from testkit.world import World
@@ -28,7 +28,7 @@ async def shadow(world: World, aiohttp_client: MakeClient) -> Client:
 async def test_filter_passes_every_candidate_in_the_order_of_the_request(
     shadow: Client, world: World
 ) -> None:
-    answer = await ask(shadow, "filter", names_question(*NODES))
+    answer = await ask(shadow, "filter", names_request(*NODES))
 
     assert answer == {
         "Nodes": None,
@@ -43,7 +43,7 @@ async def test_filter_passes_every_candidate_in_the_order_of_the_request(
 
 
 async def test_filter_answers_whole_nodes_with_whole_nodes(shadow: Client) -> None:
-    question = objects_question(*NODES)
+    question = objects_request(*NODES)
 
     answer = await ask(shadow, "filter", question)
 
@@ -52,9 +52,9 @@ async def test_filter_answers_whole_nodes_with_whole_nodes(shadow: Client) -> No
 
 
 async def test_prioritize_gives_no_scores_at_all(shadow: Client, world: World) -> None:
-    await ask(shadow, "filter", names_question(*NODES))
+    await ask(shadow, "filter", names_request(*NODES))
 
-    assert await ask(shadow, "prioritize", names_question(*NODES)) == []
+    assert await ask(shadow, "prioritize", names_request(*NODES)) == []
     assert [record.verb for record in world.history] == ["prioritize", "filter"]
     assert all(record.decision.best == "idle-a" for record in world.history)
 
@@ -62,7 +62,7 @@ async def test_prioritize_gives_no_scores_at_all(shadow: Client, world: World) -
 async def test_a_pod_that_requires_idle_gpus_passes_everywhere(
     shadow: Client, world: World
 ) -> None:
-    question = names_question("busy", asker=pod(require_idle="true"))
+    question = names_request("busy", asker=pod(require_idle="true"))
 
     assert (await ask(shadow, "filter", question))["NodeNames"] == ["busy"]
     (record,) = world.history
@@ -77,14 +77,14 @@ async def test_preempt_returns_all_candidates(shadow: Client) -> None:
 
 
 async def test_a_pod_counts_only_from_its_binding(shadow: Client, world: World) -> None:
-    await ask(shadow, "filter", names_question(*NODES))
-    await ask(shadow, "prioritize", names_question(*NODES))
+    await ask(shadow, "filter", names_request(*NODES))
+    await ask(shadow, "prioritize", names_request(*NODES))
     assert len(world.fleet.ledger) == 0
 
     world.add_pod("asker", "idle-b")
     world.history.note_bound("uid-asker", "idle-b")
     spread = pod("next", strategy="spread")
-    await ask(shadow, "filter", names_question(*NODES, asker=spread))
+    await ask(shadow, "filter", names_request(*NODES, asker=spread))
 
     newest = next(iter(world.history))
     assert newest.decision.best == "idle-a"  # it has one more idle GPU than idle-b now
@@ -97,11 +97,11 @@ async def test_an_earlier_assumption_is_dropped_with_the_next_request_for_the_po
     shadow: Client, world: World
 ) -> None:
     world.placer.is_shadow = False
-    await ask(shadow, "filter", names_question(*NODES))
+    await ask(shadow, "filter", names_request(*NODES))
     assert world.fleet.ledger.get("uid-asker") is not None
 
     world.placer.is_shadow = True
-    await ask(shadow, "filter", names_question(*NODES))
+    await ask(shadow, "filter", names_request(*NODES))
 
     assert world.fleet.ledger.get("uid-asker") is None
 
@@ -110,8 +110,8 @@ async def test_peers_receive_no_node_to_count_the_pod_on(shadow: Client, world: 
     published: list[AnsweredQuestion] = []
     world.request_log.answered.subscribe(published.append)
 
-    await ask(shadow, "filter", names_question(*NODES))
-    await ask(shadow, "prioritize", names_question(*NODES))
+    await ask(shadow, "filter", names_request(*NODES))
+    await ask(shadow, "prioritize", names_request(*NODES))
 
     assert [(one.verb, one.choices, one.node, one.resources) for one in published] == [
         ("filter", len(NODES), "", ()),
@@ -123,6 +123,6 @@ async def test_answers_count_again_after_shadow_mode(shadow: Client, world: Worl
     world.report({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
     world.placer.is_shadow = False
 
-    answer = await ask(shadow, "filter", names_question("idle-b", "dead"))
+    answer = await ask(shadow, "filter", names_request("idle-b", "dead"))
 
     assert answer["NodeNames"] == ["idle-b"]

@@ -11,7 +11,7 @@ from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy, parse_targets
 from extender.fleet.known_targets import target_problems
 from testkit.builders import GPU, request
-from testkit.webhook_questions import MakeClient, ask, meta, names_question, pod
+from testkit.webhook_requests import MakeClient, ask, meta, names_request, pod
 from testkit.world import BUSY, World
 
 NOT_TARGET = "node(s) were not the pod's target"
@@ -164,7 +164,7 @@ async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeC
     for name in ("a", "b"):
         world.register_node(name)
     client = await aiohttp_client(world.build_app())
-    question = names_question("a", "b", asker=pod(target="b"))
+    question = names_request("a", "b", asker=pod(target="b"))
 
     answer = await ask(client, "filter", question)
 
@@ -172,7 +172,7 @@ async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeC
     assert answer["FailedAndUnresolvableNodes"] == {"a": NOT_TARGET}
     assert world.problems == []
 
-    answer = await ask(client, "filter", names_question("a", "b", asker=pod(target="c")))
+    answer = await ask(client, "filter", names_request("a", "b", asker=pod(target="c")))
 
     assert answer["NodeNames"] == []
     assert [problem.value for problem in world.problems] == ["c"]
@@ -212,7 +212,7 @@ async def test_a_target_is_binding_while_the_inventory_is_incomplete(
 ) -> None:
     world = World(is_ready=False)
     client = await aiohttp_client(world.build_app())
-    question = names_question("a", "b", asker=pod(target="b"))
+    question = names_request("a", "b", asker=pod(target="b"))
 
     answer = await ask(client, "filter", question)
 

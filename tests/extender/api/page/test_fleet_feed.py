@@ -12,7 +12,7 @@ from extender.insight.short_memory import STEPS, ShortMemory
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE
 from testkit.page.small_world import CARDS, ZONE, small_world
-from testkit.webhook_questions import MakeClient
+from testkit.webhook_requests import MakeClient
 from testkit.world import World
 from tests.extender.api.page.feeds import read
 

@@ -8,10 +8,10 @@ from playwright.async_api import Browser, Locator, expect
 
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.sources.prometheus.plots import PlottedHour
+from testkit.api_requests import strict
 from testkit.builders import GPU
 from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import ask
-from testkit.http_questions import strict
 from testkit.page.acting import live
 from testkit.page.serving import looking, serving
 from testkit.world import World

@@ -4,7 +4,6 @@ import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from testkit.webhook_requests import Client, MakeClient
 
 from extender.api.page.decision_feed import MOST_AT_ONCE
 from extender.api.page.replica_feed import MOST_REPLICAS, FarFeed
@@ -18,6 +17,7 @@ from extender.server.redaction import (
 )
 from testkit.decisions import application, decide, replica
 from testkit.others import FAR, THIRD, OtherReplicas
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 

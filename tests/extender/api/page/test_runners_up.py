@@ -6,10 +6,10 @@ from aiohttp import web
 from extender.api.page.routes import MOST_IDS, PATH, PEERS_PATH, Lost
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
+from testkit.api_requests import decide, get
 from testkit.cards import BUSY, IDLE
-from testkit.http_questions import decide, get
 from testkit.others import FAR, OtherReplicas
-from testkit.webhook_questions import Client, MakeClient
+from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
 

@@ -22,7 +22,7 @@ from extender.webhook.admission.webhook import (
     AdmissionWebhook,
 )
 from testkit.fake_kube import eventually
-from testkit.webhook_questions import Client, MakeClient, pod
+from testkit.webhook_requests import Client, MakeClient, pod
 from tests.extender.webhook.admission.reviews import review
 
 GPU_CONTAINER = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}

@@ -69,10 +69,10 @@ def create_pod(world: World, wish: Wish) -> tuple[str, bytes]:
 
 
 def names_json(nodes: Sequence[str]) -> bytes:
-    """Encode names for `question`."""
+    """Encode names for `request_body`."""
     return orjson.dumps(list(nodes))
 
 
-def question(pod: bytes, names: bytes) -> bytes:
+def request_body(pod: bytes, names: bytes) -> bytes:
     """Encode ExtenderArgs for `nodeCacheCapable: true`."""
     return b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, names)

@@ -15,8 +15,8 @@ MakeClient = Callable[[web.Application], Awaitable[Client]]
 VERBS = ("filter", "prioritize", "preempt")
 
 
-async def ask(client: Client, verb: str, question: object) -> Any:
-    response = await client.post(f"/{verb}", data=json.dumps(question))
+async def ask(client: Client, verb: str, body: object) -> Any:
+    response = await client.post(f"/{verb}", data=json.dumps(body))
     assert response.status == 200
     assert response.content_type == "application/json"
     return await response.json()
@@ -50,12 +50,12 @@ def pod(
     }
 
 
-def names_question(*nodes: str, asker: object = None) -> dict[str, object]:
+def names_request(*nodes: str, asker: object = None) -> dict[str, object]:
     """Build ExtenderArgs with names (nodeCacheCapable: true)."""
     return {"Pod": pod() if asker is None else asker, "Nodes": None, "NodeNames": list(nodes)}
 
 
-def objects_question(*nodes: str, asker: object = None) -> dict[str, object]:
+def objects_request(*nodes: str, asker: object = None) -> dict[str, object]:
     """Build ExtenderArgs with whole nodes (nodeCacheCapable: false)."""
     items = [{"metadata": {"name": node}} for node in nodes]
     return {

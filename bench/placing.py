@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from bench.questions import EVERYDAY, Wish, create_pod, names_json, question
+from bench.requests import EVERYDAY, Wish, create_pod, names_json, request_body
 from bench.world import BenchError, World
 from extender.server.listener import replace_bbr
 
@@ -154,7 +154,7 @@ class Scheduler:
             self.prepare(1)
         uid, pod = self._pods.pop(0)
         at = time.perf_counter()
-        filter_seconds, answer = self._connection.post("/filter", question(pod, self._names))
+        filter_seconds, answer = self._connection.post("/filter", request_body(pod, self._names))
         passed = orjson.loads(answer)
         if passed.get("Error"):
             raise BenchError(f"filter: {passed['Error']}")
@@ -194,7 +194,7 @@ class Scheduler:
         self.world.control("delete", uids=[one.uid for one in placed])
 
     def _rank(self, pod: bytes, names: Sequence[str]) -> tuple[float, str]:
-        seconds, answer = self._connection.post("/prioritize", question(pod, names_json(names)))
+        seconds, answer = self._connection.post("/prioritize", request_body(pod, names_json(names)))
         scores: list[dict[str, Any]] = orjson.loads(answer)
         best = max(scores, key=lambda score: score["Score"])
         return seconds, best["Host"]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from testkit.webhook_questions import Client, names_question, pod
+from testkit.webhook_requests import Client, names_request, pod
 
 
 def strict(text: str) -> Any:
@@ -27,8 +27,8 @@ async def get(client: Client, path: str, status: int = 200, **query: str) -> Any
 
 
 async def decide(client: Client, *nodes: str, **wishes: Any) -> None:
-    question = names_question(*nodes, asker=pod(**wishes))
-    assert (await client.post("/prioritize", data=json.dumps(question))).status == 200
+    body = names_request(*nodes, asker=pod(**wishes))
+    assert (await client.post("/prioritize", data=json.dumps(body))).status == 200
 
 
 @asynccontextmanager
