@@ -19,7 +19,7 @@ def test_the_first_event_and_the_first_question_count() -> None:
     for at in (1.0, 2.0):
         notes.received("p", at)
     for at in (4.0, 8.0):
-        notes.asked("p", at)
+        notes.called("p", at)
 
     assert notes.take() == [3.0]
 
@@ -29,7 +29,7 @@ def test_a_pod_counts_once() -> None:
     taken = []
     for at in (1.0, 5.0):
         notes.received("p", at)
-        notes.asked("p", at + 0.5)
+        notes.called("p", at + 0.5)
         taken.append(notes.take())
 
     assert taken[-1] == []
@@ -37,7 +37,7 @@ def test_a_pod_counts_once() -> None:
 
 def test_a_question_before_the_event_is_a_negative_head_start() -> None:
     notes = Notes()
-    notes.asked("p", 1.0)
+    notes.called("p", 1.0)
     notes.received("p", 1.5)
 
     assert notes.take() == [-0.5]
@@ -45,7 +45,7 @@ def test_a_question_before_the_event_is_a_negative_head_start() -> None:
 
 def test_a_pod_is_left_for_later_until_both_are_known() -> None:
     notes = Notes()
-    notes.asked("p", 1.0)
+    notes.called("p", 1.0)
     first = notes.take()
     notes.received("p", 1.5)
 
