@@ -130,7 +130,7 @@ async def test_a_shortlist_of_one_node_leaves_nothing_to_score(
     world.shortlist = 1
     client = await aiohttp_client(world.build_app())
 
-    await ask(client, "filter", names_question("idle-a", "idle-b"))
+    await ask(client, "filter", names_request("idle-a", "idle-b"))
 
     await eventually(lambda: len(world.request_log))
     assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
