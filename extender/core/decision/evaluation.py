@@ -5,6 +5,7 @@ Each node is evaluated on its own: its row of the result depends on no other row
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -97,8 +98,16 @@ def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
     """
     if not preferred:
         return np.full(len(models), PLACES, dtype=np.intp)
+    return _places(tuple(models), tuple(preferred))
+
+
+@lru_cache(maxsize=64)
+def _places(models: tuple[str, ...], preferred: tuple[str, ...]) -> Rows:
+    """Return the ranks of `model_places`; cached, because pods often prefer the same models."""
     ranks = [[_rank(each, preferred) for each in models_in(model)] for model in models]
-    return np.array([min(each) or min(max(each), PERHAPS) for each in ranks], dtype=np.intp)
+    places = np.array([min(each) or min(max(each), PERHAPS) for each in ranks], dtype=np.intp)
+    places.flags.writeable = False
+    return places
 
 
 def _rank(model: str, preferred: Sequence[str]) -> int:
