@@ -168,4 +168,4 @@ async def test_an_extender_queries_once_it_records_use() -> None:
             )
 
         # The step before has no data.
-        await eventually(lambda: oldest() < time.time() - HOUR / 5, deadline_seconds=30)
+        await eventually(lambda: oldest() < time.time() - HOUR / 5, deadline_seconds=60)
