@@ -44,7 +44,7 @@ demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why 
 
 check: $(if $(ROOM),room,announce-check format lint types imports unit) ## everything that needs no cluster, in 4 minutes (ROOM=core: one room, in seconds)
 
-test: announce-test format lint types imports unit real ## everything, against a real control plane, Prometheus and Chromium
+test: announce-test format lint types imports unit real ## make check, and tests with a real control plane, Prometheus and Chromium
 
 test-neighbours: announce-test-neighbours neighbours ## install with kubectl and helm, run beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; the images
 
