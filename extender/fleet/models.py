@@ -34,7 +34,7 @@ class ModelNumbers:
         return self.number(next((label for label in labels if label), ""))
 
     def to_land_on(self, row: PoolRow, devices: Sequence[ExpectedDevice], count: int) -> int:
-        """Return the number of the model that a pod would get; several have a number of their own.
+        """Return the number of the model that a pod would get; each mix has its own number.
 
         Args:
             row: row of a node.

@@ -17,7 +17,7 @@ ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
 MAY_GET: Final = -1
-"""Place of a node with several models, of which the pod's list has some."""
+"""Place of a node with several models if the pod's list has only some of them."""
 _TOGETHER: Final = {JOINED: "joined by NVLink", NEAR: "on one NUMA node"}
 NOMINATED: Final = "nominated: pods that are being deleted make it do"
 """Reason of a nominated node that passes only after deleted pods have left it."""

@@ -36,7 +36,7 @@ PLACES: Final = 16
 """Ranks in a pod's list of preferred models: the maximum length of the list."""
 
 PERHAPS: Final = 1
-"""Rank of a node with several models of which the pod prefers some: the kubelet chooses."""
+"""Rank of a node with several models if the pod prefers only some: the kubelet chooses."""
 
 FIT: Final = 320
 """Units between two steps of certainty."""
