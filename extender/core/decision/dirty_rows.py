@@ -27,7 +27,7 @@ from extender.core.decision.evaluation import (
     batch_of,
     estimates,
     evaluate_batch,
-    evaluate_for,
+    evaluate_for_in_steps,
     row_with_tenants,
 )
 from extender.core.decision.landing import count_freed
@@ -149,7 +149,7 @@ def evaluate_in_steps(
     """Evaluate a whole pool in steps; the parts that requests share come first."""
     batch = count_freed(pool.batch)
     yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
-    as_written = evaluate_for(question, pool.batch, snapshot.models, pool.seen)
+    as_written = yield from evaluate_for_in_steps(question, pool.batch, snapshot.models, pool.seen)
     yield
     assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
     changed = sorted(assumed.union(pool.unwritten))

@@ -19,7 +19,7 @@ from extender.core.decision.assessment import (
     assess,
 )
 from extender.core.decision.filtering import Code, Codes, reject
-from extender.core.decision.fragmentation import stranded
+from extender.core.decision.fragmentation import stranded_in_steps
 from extender.core.decision.landing import assume, closed_slots, count_freed
 from extender.core.decision.scoring import KINDS, PERHAPS, PLACES, mean, score, weighs_stranded
 from extender.core.decision.victims import batch_after
@@ -42,6 +42,7 @@ from extender.core.nodes.snapshot import (
 from extender.core.policy import Policy, PriceMode
 from extender.core.prices import MILLI
 from extender.core.request.request import GpuRequest
+from extender.core.steps import Steps, finish
 
 Bands = npt.NDArray[np.int8]
 """Band of each node; int8 because many evaluations are cached."""
@@ -280,6 +281,13 @@ class Wants:
 def evaluate_batch(
     batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
 ) -> Evaluation:
+    """Evaluate a batch without a pause; arguments as in `evaluate_batch_in_steps`."""
+    return finish(evaluate_batch_in_steps(batch, wants, policy, others))
+
+
+def evaluate_batch_in_steps(
+    batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
+) -> Steps[Evaluation]:
     """Evaluate each node of a batch for the pods that ask for it.
 
     Args:
@@ -290,6 +298,7 @@ def evaluate_batch(
     """
     batch = count_freed(batch)
     assessment = assess(batch, wants.asks, estimates(policy))
+    lost = yield from stranded_by_in_steps(batch, assessment, wants, others)
     scores, bands = score(
         batch,
         assessment,
@@ -298,7 +307,7 @@ def evaluate_batch(
         wants.hosts.spare_devices(batch, wants.asks.count),
         policy.weights,
         cheapness=cheapness(batch, policy, wants.weighs_price),
-        stranded=stranded_by(batch, assessment, wants, others),
+        stranded=lost,
     )
     return Evaluation(
         codes=reject(
@@ -314,20 +323,22 @@ def evaluate_batch(
     )
 
 
-def stranded_by(
+def stranded_by_in_steps(
     batch: Batch, assessment: Assessment, wants: Wants, others: Others
-) -> Ratios | None:
+) -> Steps[Ratios | None]:
     """Return the devices that the pods strand for others; None if that does not count."""
     if not others.seen or not weighs_stranded(batch, wants.strategy):
         return None
-    return stranded(
-        batch,
-        others.seen,
-        others.models,
-        count=wants.asks.count,
-        memory_bytes=wants.asks.memory_bytes,
-        free_bytes=assessment.free_bytes,
-        hosts=wants.hosts,
+    return (
+        yield from stranded_in_steps(
+            batch,
+            others.seen,
+            others.models,
+            count=wants.asks.count,
+            memory_bytes=wants.asks.memory_bytes,
+            free_bytes=assessment.free_bytes,
+            hosts=wants.hosts,
+        )
     )
 
 
@@ -353,6 +364,13 @@ def evaluate_for(
     models: tuple[str, ...],
     seen: SeenRequests = NONE_SEEN,
 ) -> Evaluation:
+    """Evaluate a batch for one pod without a pause; arguments as in `evaluate_for_in_steps`."""
+    return finish(evaluate_for_in_steps(question, batch, models, seen))
+
+
+def evaluate_for_in_steps(
+    question: "EvaluationRequest", batch: Batch, models: tuple[str, ...], seen: SeenRequests
+) -> Steps[Evaluation]:
     """Evaluate each node of a batch for one pod.
 
     Args:
@@ -361,8 +379,9 @@ def evaluate_for(
         models: model names by model id.
         seen: requests of pods so far; a placement should leave room for them.
     """
+    wants = Wants.of_all(question, models, batch)
     others = Others(seen=seen, models=models)
-    return evaluate_batch(batch, Wants.of_all(question, models, batch), question.policy, others)
+    return (yield from evaluate_batch_in_steps(batch, wants, question.policy, others))
 
 
 def estimates(policy: Policy) -> Estimates:

@@ -14,6 +14,7 @@ import numpy as np
 from extender.core.devices.gpu_models import is_model, models_in, short_model
 from extender.core.nodes.seen_requests import SeenRequests
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
+from extender.core.steps import Steps
 
 QUANTUM: Final = 1 / 8
 """Stranded devices are counted in steps of this size: exact differences break ties by noise. On a
@@ -25,6 +26,9 @@ _HALF: Final = 0.5 + 1e-9
 
 _MANY: Final = 1 << 40
 """Larger than the number of replicas of any device."""
+
+_STEP_ROWS: Final = 256
+"""Nodes with shared devices that one step measures: less than a millisecond."""
 
 
 class HostNeeds(Protocol):
@@ -43,7 +47,7 @@ class HostNeeds(Protocol):
         """Ephemeral storage."""
 
 
-def stranded(
+def stranded_in_steps(
     batch: Batch,
     seen: SeenRequests,
     models: tuple[str, ...],
@@ -52,7 +56,7 @@ def stranded(
     memory_bytes: Ratios,
     free_bytes: Ratios,
     hosts: HostNeeds,
-) -> Ratios:
+) -> Steps[Ratios]:
     """Return the devices that the pod strands on each node, in steps of `QUANTUM`; may be negative.
 
     Args:
@@ -75,10 +79,22 @@ def stranded(
     is_shared = batch.is_shared
     if not is_shared.any():
         lost = _whole(batch, seen, takes, count)
-    else:
+    elif is_shared.all() and len(batch) <= _STEP_ROWS:
         lost = _shared(batch, seen, takes, count, memory_bytes, free_bytes)
-        if not is_shared.all():
-            lost = np.where(is_shared, lost, _whole(batch, seen, takes, count))
+    else:
+        lost = _whole(batch, seen, takes, count)
+        shared = np.flatnonzero(is_shared)
+        for start in range(0, len(shared), _STEP_ROWS):
+            rows = shared[start : start + _STEP_ROWS]
+            lost[:, rows] = _shared(
+                _Part(batch, rows),
+                seen,
+                takes[:, rows],
+                count if len(count) == 1 else count[rows],
+                memory_bytes if len(memory_bytes) == 1 else memory_bytes[rows],
+                free_bytes[rows],
+            )
+            yield
     steps: Ratios = np.floor((lost[1] - lost[0]) / QUANTUM + _HALF) * QUANTUM
     return steps
 
@@ -117,8 +133,18 @@ def _whole(batch: Batch, seen: SeenRequests, takes: Flags, count: Rows) -> Ratio
     return lost
 
 
+class _Part:
+    """Some rows of a batch."""
+
+    def __init__(self, batch: Batch, rows: Rows) -> None:
+        self.used = batch.used[rows]
+        self.present = batch.present[rows]
+        self.replicas = batch.replicas[rows]
+        self.is_packed = batch.is_packed[rows]
+
+
 def _shared(
-    batch: Batch,
+    batch: Batch | _Part,
     seen: SeenRequests,
     takes: Flags,
     count: Rows,
@@ -138,7 +164,7 @@ def _shared(
         room = np.array([free_bytes, free_bytes - np.where(chosen, memory_bytes, 0.0)])
         usable &= room[..., None] >= seen.part_bytes
     parts = states / replicas
-    fitting = (parts[..., None] * usable).sum(axis=2)
+    fitting = np.einsum("snd,sndk->snk", parts, usable)
     devices = -(-seen.part_count // replicas)
     if (devices > 1).any():
         fitting[usable.sum(axis=2) < devices] = 0.0
@@ -146,7 +172,7 @@ def _shared(
     return lost
 
 
-def _chosen(batch: Batch, left: Rows, count: Rows) -> Flags:
+def _chosen(batch: Batch | _Part, left: Rows, count: Rows) -> Flags:
     """Return the devices that the device plugin allocates to the pod.
 
     A packed plugin takes the fullest device with room, any other the emptiest one.

@@ -20,7 +20,7 @@ from extender.core.decision.evaluation import (
     evaluate_after,
     evaluate_for,
     model_places,
-    stranded_by,
+    stranded_by_in_steps,
 )
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import NOT_NEAR, Nearness
@@ -43,6 +43,7 @@ from extender.core.nodes.snapshot import NO_PRICE, Batch, Pool, Ratios, Rows, Sn
 from extender.core.policy import Policy, PriceMode
 from extender.core.prices import MILLI
 from extender.core.request.request import GpuRequest
+from extender.core.steps import finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +386,8 @@ def _stranded(evidence: VerdictEvidence, assessment: Assessment) -> Ratios | Non
     """Return the devices that the pod strands on each node, None if that does not count."""
     batch, models = evidence.batch, evidence.models
     wants = Wants.of_all(_question(evidence), models, batch)
-    return stranded_by(batch, assessment, wants, Others(seen=evidence.seen, models=models))
+    others = Others(seen=evidence.seen, models=models)
+    return finish(stranded_by_in_steps(batch, assessment, wants, others))
 
 
 def _cheapness(evidence: VerdictEvidence) -> Ratios | None:

@@ -1,11 +1,15 @@
 """Room that a placement leaves for the requests seen so far."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from extender.core.decision import fragmentation
+from extender.core.decision.dirty_rows import evaluate_in_steps
+from extender.core.decision.evaluation import EvaluationRequest, device_requests
 from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
-from extender.core.policy import Strategy
+from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
 from testkit.builders import (
     GPU,
@@ -17,6 +21,7 @@ from testkit.builders import (
     request,
     score_of,
     shared,
+    snapshot_of,
 )
 from testkit.world import World
 
@@ -101,13 +106,17 @@ def test_idle_gpus_come_first_whatever_is_stranded() -> None:
     assert best(nodes, seen=PAIRS) == "b"
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_a_node_scores_alone_as_among_others(is_shared: bool) -> None:
+@pytest.mark.parametrize("step_rows", [256, 7])
+@pytest.mark.parametrize("every", [1, 2, 41], ids=["shared", "mixed", "whole"])
+def test_a_node_scores_alone_as_among_others(
+    every: int, step_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fragmentation, "_STEP_ROWS", step_rows)
     # Sixteenths put differences on the border between two steps.
     seen = SeenRequests.of({RequestKind(1 + at % 4, millicores=1000 * at): 1.0 for at in range(16)})
     nodes = {
         f"node-{at}": shared(*[gpu(used=at % 5)] * 4, replicas=4, free_millicores=900 * at)
-        if is_shared
+        if (at + 1) % every == 0
         else free(at % 8 + 1, free_millicores=900 * at)
         for at in range(40)
     }
@@ -117,6 +126,21 @@ def test_a_node_scores_alone_as_among_others(is_shared: bool) -> None:
 
     alone = [score_of(described, asked, seen=seen) for described in nodes.values()]
     assert decision.scores.tolist() == alone
+
+
+def test_one_step_measures_few_shared_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragmentation, "_STEP_ROWS", 7)
+    nodes = {f"node-{at}": shared(gpu(), replicas=4) for at in range(40)}
+    snapshot = snapshot_of(nodes, seen=PAIRS)
+    asked = request(strategy=Strategy.PACK)
+    ((_, ask),) = device_requests(asked)
+    question = EvaluationRequest(request=asked, ask=ask, policy=Policy(), overlay={})
+
+    def steps(seen: SeenRequests) -> int:
+        pool = replace(snapshot.pools[GPU], seen=seen)
+        return sum(1 for _ in evaluate_in_steps(snapshot, pool, question))
+
+    assert steps(PAIRS) - steps(NONE_SEEN) == 6
 
 
 def test_the_fleet_learns_from_waiting_pods() -> None:

@@ -16,6 +16,7 @@ from extender.core.decision.evaluation import (
     EvaluationRequest,
     device_requests,
     evaluate_for,
+    evaluate_for_in_steps,
     row_with_tenants,
 )
 from extender.core.nodes.inventory import PodRecord
@@ -199,13 +200,13 @@ def world() -> World:
 def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the size of each whole pool that is evaluated."""
     counted: list[int] = []
-    evaluate: Callable[..., Any] = evaluate_for
+    evaluate: Callable[..., Any] = evaluate_for_in_steps
 
     def count(question: Any, batch: Any, *rest: Any) -> Any:
         counted.append(len(batch))
         return evaluate(question, batch, *rest)
 
-    monkeypatch.setattr(dirty_rows, "evaluate_for", count)
+    monkeypatch.setattr(dirty_rows, "evaluate_for_in_steps", count)
     return counted
 
 
