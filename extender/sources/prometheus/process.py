@@ -92,7 +92,7 @@ class WorkerProcess:
         return answer
 
     async def stop(self) -> None:
-        """End the process, and wait until it has ended."""
+        """End the process, and wait until it has ended, for at most 2 seconds."""
         process, self._process = self._process, None
         if process is not None:
             self._ending = asyncio.create_task(_terminate(process), name="end prometheus worker")
@@ -132,7 +132,11 @@ class WorkerProcess:
 
 
 async def _terminate(process: asyncio.subprocess.Process) -> None:
-    """Close the pipe, which ends a healthy worker at once, and kill a hanging one."""
+    """Close the pipe, which ends a healthy worker at once, and kill a hanging one.
+
+    A killed process of low priority ends only when it gets CPU time. On a busy machine the extender
+    must not wait for that when it shuts down.
+    """
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -141,7 +145,9 @@ async def _terminate(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    await process.communicate()  # reads the pipes to the end, so that they close
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_SECONDS):
+            await process.communicate()  # reads the pipes to the end, so that they close
 
 
 def _serialize_settings(settings: Prometheus) -> Mapping[str, Any]:

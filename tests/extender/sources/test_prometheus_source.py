@@ -16,6 +16,7 @@ from aiohttp import web
 
 from extender.core.devices.readings import DeviceKey, History, Readings, Signal
 from extender.settings.sources import Prometheus
+from extender.sources.prometheus import process as process_module
 from extender.sources.prometheus import source as prometheus
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
@@ -362,6 +363,38 @@ async def test_a_cancelled_stop_leaves_no_process_behind(fake: FakePrometheus) -
     await worker.stop()
 
     assert process.returncode is not None
+
+
+async def test_a_killed_worker_that_gets_no_cpu_time_does_not_delay_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_module, "_END_SECONDS", 0.01)
+    worker = WorkerProcess(Prometheus(url="http://prometheus:9090"))
+    starved = _Starved()
+    worker._process = starved  # type: ignore[assignment] # a process that the kernel does not run
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await worker.stop()
+
+    assert starved.is_killed
+
+
+class _Starved:
+    """A process that does not end, because the kernel gives it no CPU time."""
+
+    stdin = None
+
+    def __init__(self) -> None:
+        self.is_killed = False
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    async def communicate(self) -> None:
+        await asyncio.Event().wait()
+
+    def kill(self) -> None:
+        self.is_killed = True
 
 
 async def test_the_worker_finds_files_with_relative_paths(
