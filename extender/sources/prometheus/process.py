@@ -92,7 +92,7 @@ class WorkerProcess:
         return answer
 
     async def stop(self) -> None:
-        """End the process, and wait until it has ended, for at most 2 seconds."""
+        """End the process, and wait until it has ended, for at most a second."""
         process, self._process = self._process, None
         if process is not None:
             self._ending = asyncio.create_task(_terminate(process), name="end prometheus worker")
@@ -132,19 +132,13 @@ class WorkerProcess:
 
 
 async def _terminate(process: asyncio.subprocess.Process) -> None:
-    """Close the pipe, which ends a healthy worker at once, and kill a hanging one.
+    """Kill a process: it has nothing to save.
 
-    A killed process of low priority ends only when it gets CPU time. On a busy machine the extender
-    must not wait for that when it shuts down.
+    A killed process of idle priority ends only when it gets CPU time. On a busy machine the
+    extender must not wait for that when it shuts down.
     """
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(_END_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_SECONDS):
             await process.communicate()  # reads the pipes to the end, so that they close

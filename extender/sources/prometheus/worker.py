@@ -51,7 +51,6 @@ def main() -> None:
     # Answers are trees of hundreds of thousands of objects without a cycle: automatic garbage
     # collection would traverse them again and again, and take most of the parsing time.
     gc.disable()
-    _lower_priority()
     native_memory.prefer_small()
     requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_serve, args=(requests, answers), daemon=True).start()
@@ -64,7 +63,8 @@ def main() -> None:
 def _lower_priority() -> None:
     """Run at idle priority: a round may take seconds, an answer of the extender may not."""
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        for thread in threading.enumerate():  # Linux has a policy for each thread
+            os.sched_setscheduler(thread.native_id or 0, os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):  # not Linux, or forbidden
         os.nice(_NICE_LEVEL)
 
@@ -91,8 +91,13 @@ def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
             for frame in answer:
                 frames.write(answers, frame)
             del answer
+            number = next(answered)
+            if number == 1:
+                # The extender is not ready without the first answer, and on a busy machine idle
+                # priority may mean no CPU time at all.
+                _lower_priority()
             # Hundreds of thousands of objects live on between rounds: rarely collect all of them.
-            gc.collect(_OLDEST if next(answered) % _FULL_COLLECTION_INTERVAL == 0 else _YOUNGER)
+            gc.collect(_OLDEST if number % _FULL_COLLECTION_INTERVAL == 0 else _YOUNGER)
             native_memory.give_back()
     except BrokenPipeError:
         os._exit(0)

@@ -365,6 +365,20 @@ async def test_a_cancelled_stop_leaves_no_process_behind(fake: FakePrometheus) -
     assert process.returncode is not None
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has idle priority")
+async def test_the_worker_has_idle_priority_after_its_first_answer(fake: FakePrometheus) -> None:
+    worker = WorkerProcess(Prometheus(url=fake.url))
+    await worker.send({"now": time.time()}, DEADLINE_SECONDS)
+    assert worker._process is not None
+    threads = Path(f"/proc/{worker._process.pid}/task")
+
+    def policies() -> set[int]:
+        return {os.sched_getscheduler(int(thread.name)) for thread in threads.iterdir()}
+
+    await until(lambda: policies() == {os.SCHED_IDLE})
+    await worker.stop()
+
+
 async def test_a_killed_worker_that_gets_no_cpu_time_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -382,13 +396,8 @@ async def test_a_killed_worker_that_gets_no_cpu_time_does_not_delay_the_end(
 class _Starved:
     """A process that does not end, because the kernel gives it no CPU time."""
 
-    stdin = None
-
     def __init__(self) -> None:
         self.is_killed = False
-
-    async def wait(self) -> None:
-        await asyncio.Event().wait()
 
     async def communicate(self) -> None:
         await asyncio.Event().wait()
