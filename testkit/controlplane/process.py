@@ -25,7 +25,7 @@ PORTS: Final = range(20_000, 32_000)
 _KEPT: Final[dict[int, TextIO]] = {}
 """Returned ports, each with the lock file that reserves it."""
 START_TIMEOUT_SECONDS: Final = 60.0
-STOP_TIMEOUT_SECONDS: Final = 5.0
+STOP_TIMEOUT_SECONDS: Final = 30.0
 PROBE_TIMEOUT_SECONDS: Final = 2.0
 POLL_SECONDS: Final = 0.05
 LOG_LINES: Final = 25
