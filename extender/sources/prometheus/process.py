@@ -20,6 +20,7 @@ _MODULE: Final = "extender.sources.prometheus.worker"
 _ROOT: Final = Path(extender.__file__).resolve().parent.parent
 _BUFFER_BYTES: Final = 1 << 24
 _END_SECONDS: Final = 1.0
+"""Longest wait for the end of a killed process."""
 
 
 class WorkerError(Exception):
