@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import aiohttp
 
@@ -22,8 +22,8 @@ from testkit.controlplane.leash import leashed
 # Below the ephemeral ports of kernels (Linux 32768, macOS and BSD 49152); otherwise a client could
 # take the port of a server that restarts.
 PORTS: Final = range(20_000, 32_000)
-_KEPT: Final[dict[int, TextIO]] = {}
-"""Returned ports, each with the lock file that reserves it."""
+_KEPT: Final[dict[int, int]] = {}
+"""Returned ports, each with the descriptor of the locked file that reserves it."""
 START_TIMEOUT_SECONDS: Final = 60.0
 STOP_TIMEOUT_SECONDS: Final = 30.0
 PROBE_TIMEOUT_SECONDS: Final = 2.0
@@ -176,13 +176,13 @@ def free_port() -> int:
     for port in random.sample(PORTS, len(PORTS)):
         if port in _KEPT:
             continue
-        lock = (folder / str(port)).open("w")
+        lock = os.open(folder / str(port), os.O_WRONLY | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
         except OSError:
-            lock.close()
+            os.close(lock)
             continue
         _KEPT[port] = lock
         return port

@@ -73,6 +73,11 @@ async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node
         large = pod("large", 2)
         await cluster.create(large)
         message = await cluster.wait_unschedulable(large)
+        # The scheduler watches pods and nodes apart: once it has bound a later pod, it knows the
+        # status of this one, and only then may a node have it try again.
+        later = pod("later", 1)
+        await cluster.create(later)
+        await cluster.wait_bound(later)
         await cluster.create(node("roomy", 2))
 
         assert await cluster.wait_bound(large) == "roomy"
