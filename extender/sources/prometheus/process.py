@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _MODULE: Final = "extender.sources.prometheus.worker"
 _ROOT: Final = Path(extender.__file__).resolve().parent.parent
 _BUFFER_BYTES: Final = 1 << 24
-_END_SECONDS: Final = 1.0
+_END_SECONDS: Final = 5.0
 """Longest wait for the end of a killed process."""
 
 
@@ -93,7 +93,7 @@ class WorkerProcess:
         return answer
 
     async def stop(self) -> None:
-        """End the process, and wait until it has ended, for at most a second."""
+        """End the process, and wait until it has ended, for at most five seconds."""
         process, self._process = self._process, None
         if process is not None:
             self._ending = asyncio.create_task(_terminate(process), name="end prometheus worker")
@@ -135,8 +135,8 @@ class WorkerProcess:
 async def _terminate(process: asyncio.subprocess.Process) -> None:
     """Kill a process: it has nothing to save.
 
-    A killed process of idle priority ends only when it gets CPU time. On a busy machine the
-    extender must not wait for that when it shuts down.
+    A killed process ends only when it gets CPU time, and this one has a low priority. On a busy
+    machine the extender must not wait long for that when it shuts down.
     """
     with contextlib.suppress(ProcessLookupError):
         process.kill()

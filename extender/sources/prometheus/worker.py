@@ -4,6 +4,7 @@ Parsing megabytes of JSON holds the GIL; in this process no webhook waits for it
 when its standard input is closed, that is, when the extender has ended.
 """
 
+import contextlib
 import gc
 import os
 import queue
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_NICE_LEVEL: Final = 19
+_NICE_LEVEL: Final = 10
+"""A tenth of the extender's CPU time where both need one core. With idle priority (SCHED_IDLE) the
+worker got none on a busy machine: readings grew old, and a killed worker did not end."""
 
 _FULL_COLLECTION_INTERVAL: Final = 30
 """Answers between two garbage collections of all generations."""
@@ -61,12 +64,11 @@ def main() -> None:
 
 
 def _lower_priority() -> None:
-    """Run at idle priority: a round may take seconds, an answer of the extender may not."""
-    try:
-        for thread in threading.enumerate():  # Linux has a policy for each thread
-            os.sched_setscheduler(thread.native_id or 0, os.SCHED_IDLE, os.sched_param(0))
-    except (AttributeError, OSError):  # not Linux, or forbidden
-        os.nice(_NICE_LEVEL)
+    """Let the extender go first: a round may take seconds, an answer of the extender may not."""
+    level = os.getpriority(os.PRIO_PROCESS, 0) + _NICE_LEVEL
+    with contextlib.suppress(OSError):  # only Linux has a priority for each thread
+        for thread in threading.enumerate():
+            os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, level)
 
 
 def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
@@ -93,8 +95,7 @@ def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
             del answer
             number = next(answered)
             if number == 1:
-                # The extender is not ready without the first answer, and on a busy machine idle
-                # priority may mean no CPU time at all.
+                # Not at once: the extender is not ready without the first answer.
                 _lower_priority()
             # Hundreds of thousands of objects live on between rounds: rarely collect all of them.
             gc.collect(_OLDEST if number % _FULL_COLLECTION_INTERVAL == 0 else _YOUNGER)
