@@ -134,7 +134,6 @@ class Extender:
             faults=lambda: self.readiness.faults(),  # noqa: PLW0108 - it is built later
         )
         self.events = EventWriter(self._client, instance=socket.gethostname(), clock=self._clock)
-        self.events.adopt(settings)
         self.placement_events = PlacementEvents(
             self.events,
             lambda: self.settings.events.writes_placements,
@@ -393,7 +392,6 @@ class Extender:
         self.settings = settings
         self.placer.adopt(settings)
         self.webhooks.adopt(settings)
-        self.events.adopt(settings)
         self.bypassed_pods.adopt(settings)
         self.pod_routes.adopt(settings)
         self.page.adopt(settings)

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from http import HTTPStatus
@@ -19,7 +19,6 @@ from typing import Final
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
 from extender.kube.client import KubeClient, KubeError
-from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +132,6 @@ class EventWriter:
         self._known: OrderedDict[_Text, _Series] = OrderedDict()
         self._per_pod: dict[str, int] = {}
         self._last_failure = ""
-
-    def adopt(self, settings: Settings) -> None:
-        """Apply a new rate."""
-        self.settings = replace(self.settings, per_second=settings.events.rate_per_second)
 
     @property
     def waiting(self) -> int:

@@ -126,6 +126,8 @@ class WakePace:
             pod.
         repeat_seconds: first pause before a pod is woken for the same nodes again; doubled each
             time up to `MAX_REPEAT_SECONDS`.
+        retry_share: largest share of kube-scheduler's time that retries of woken pods may take, as
+            measured; other pods wait during these retries.
     """
 
     check_seconds: float = 0.5
@@ -133,6 +135,7 @@ class WakePace:
     min_interval_seconds: float = 2.0
     max_interval_seconds: float = 30.0
     repeat_seconds: float = 10.0
+    retry_share: float = 0.25
 
 
 PACE: Final = WakePace()
@@ -215,14 +218,12 @@ class WakePlan:
     """Selects the pods to wake.
 
     Args:
-        retry_share: share of kube-scheduler's time that retries may take.
         pace: limits of rate and repetition.
     """
 
-    def __init__(self, retry_share: float, pace: WakePace = PACE) -> None:
+    def __init__(self, pace: WakePace = PACE) -> None:
         self.helped = 0
         """Number of pods that were bound after a wake for them."""
-        self.retry_share = retry_share
         self._pace = pace
         self._pods: dict[str, _Past] = {}
         self._hoping: set[str] = set()
@@ -314,7 +315,7 @@ class WakePlan:
         """Return the earliest time of the next wake."""
         # While woken pods still wait, the last wake counts as useless.
         useless = self._useless + bool(self._hoping)
-        retries = waiting * self._retry_seconds / self.retry_share
+        retries = waiting * self._retry_seconds / self._pace.retry_share
         interval = max(self._interval(useless - 1), min(retries, MAX_REPEAT_SECONDS))
         return max(self._last_at + interval, self._not_before)
 

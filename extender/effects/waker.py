@@ -169,7 +169,7 @@ class Waker:
         self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"
         self._monotonic = monotonic
         self._pace = pace
-        self.plan = WakePlan(settings.retry_share, pace)
+        self.plan = WakePlan(pace)
         self.pods = PodWakes(pace)
         self._woken_number = 0
         self._requests = WaitingRequests()
@@ -183,7 +183,6 @@ class Waker:
         """Take over the counts and the history of a waker with other settings."""
         self.counts, self.order = before.counts, before.order
         self.plan, self.pods = before.plan, before.pods
-        self.plan.retry_share = self._settings.retry_share
 
     @property
     def helped(self) -> int:

@@ -18,8 +18,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from extender.runtime.log_throttle import ThrottledLogger
 from extender.server.listener import RESERVED_DESCRIPTORS, Factory, Listener, spare_for
 from extender.server.tls import Certificates, ServerContext, follow_certificate
-from extender.settings.admission import MAX_CONNECTIONS
-from extender.settings.config import Settings
+from extender.settings.config import MAX_CONNECTIONS, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class ServerPorts:
                 "status",
                 settings.status_address,
                 _factory(self._status, heads),
-                most=lambda: settings.api.max_connections,
+                most=lambda: MAX_CONNECTIONS,
                 tls=self._status_certificate.context if self._status_certificate else None,
                 spare=spare,
             )

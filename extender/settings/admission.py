@@ -9,10 +9,6 @@ from extender.settings.peers import ADDRESS_FORM, split_address
 from extender.settings.section import Section, ValueForm
 from extender.settings.tls import Tls
 
-MAX_CONNECTIONS: Final = 500
-"""Maximum number of connections to the admission webhook: only API servers connect, each with a
-few."""
-
 _NAME: Final = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 

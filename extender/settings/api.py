@@ -63,13 +63,6 @@ class ApiSettings(Section):
         "without a token. The API server's proxy does not forward a user's token, so the right "
         "to use the proxy decides",
     )
-    max_connections: int = Field(
-        default=500,
-        ge=10,
-        le=100_000,
-        description="most connections at a time to status_listen; if the port is full, as for "
-        "max_connections",
-    )
     hosts: Annotated[tuple[str, ...], ValueForm("a list of host names, without a port")] = Field(
         default=(),
         description="further host names that requests may use if the port is on loopback and "

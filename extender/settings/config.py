@@ -7,14 +7,14 @@ import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
-from extender.settings.admission import MAX_CONNECTIONS, Admission
+from extender.settings.admission import Admission
 from extender.settings.api import ApiSettings
 from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
 from extender.settings.loading import Loaded, load_model
@@ -23,6 +23,10 @@ from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, Unit
 from extender.settings.sources import Agents, Prometheus
 from extender.settings.spec import Setting, list_settings
 from extender.settings.tls import Tls, is_loopback
+
+MAX_CONNECTIONS: Final = 500
+"""Maximum number of connections to the status port, and to the admission port: those of the API
+servers, of a Prometheus, and of the people who look at the page."""
 
 
 class Settings(Section):
@@ -225,7 +229,7 @@ class Settings(Section):
         """Sum of the connection limits of all ports that are used."""
         return (
             self.max_connections
-            + (self.api.max_connections if self.status_listen else 0)
+            + (MAX_CONNECTIONS if self.status_listen else 0)
             + (MAX_CONNECTIONS if self.admission.listen else 0)
             + (self.agents.max_connections if self.agents.listen else 0)
         )

@@ -13,7 +13,6 @@ from extender.settings.section import (
     AnyCase,
     Quantity,
     Section,
-    Unit,
     ValueForm,
     check_label,
 )
@@ -116,10 +115,7 @@ class Events(Section):
     placements: bool = Field(
         default=True,
         description="write one Event on each bound pod that says where it was placed and why; "
-        "above events.rate_per_second only on some pods",
-    )
-    rate_per_second: float = Field(
-        default=5.0, ge=0.01, le=1000, description="most Events that are written, on average"
+        "above five a second only on some pods",
     )
 
     @property
@@ -201,13 +197,6 @@ class Wake(Section):
         pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
         description="namespace of the CSIStorageCapacity object and of the Lease; empty: the "
         "pod's own, or idlegpu if a kubeconfig is set",
-    )
-    retry_share: Annotated[float, Unit("ratio")] = Field(
-        default=0.25,
-        ge=0.01,
-        le=1,
-        description="largest share of kube-scheduler's time that retries of woken pods may take, "
-        "as measured; other pods wait during these retries",
     )
 
 

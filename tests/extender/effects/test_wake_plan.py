@@ -38,7 +38,7 @@ class Planned:
     """Plan with waiting pods, and a clock."""
 
     def __init__(self, pace: WakePace = PACE, *waiting: PodRef) -> None:
-        self.plan = WakePlan(0.25, pace)
+        self.plan = WakePlan(pace)
         self.waiting = {pod.uid for pod in waiting or (A, B)}
         self.now = 1000.0
 
@@ -242,7 +242,7 @@ def test_the_history_of_a_pod_is_removed_with_the_pod() -> None:
 
 
 def test_a_woken_pod_that_is_already_gone_is_ignored() -> None:
-    WakePlan(0.25, PACE).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
+    WakePlan(PACE).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
 
 
 # --- waiting pods, and nodes with room ------------------------------------------------------------

@@ -22,7 +22,6 @@ from extender.server import ports as ports_module
 from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import TlsFailure, only_known
 from extender.settings.admission import Admission
-from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
 from testkit.certificates import client_context, issue, settings_for
 from testkit.controlplane.process import free_port
@@ -85,9 +84,7 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(
         key_file=own / "tls.key",
     )
     monkeypatch.setattr(ports_module, "MAX_CONNECTIONS", 10)
-    async with ports_with(
-        tls=settings_for(folder), api=ApiSettings(max_connections=10), admission=admission
-    ) as (server_ports, metrics):
+    async with ports_with(tls=settings_for(folder), admission=admission) as (server_ports, metrics):
         webhooks, status, _ = server_ports.urls
         ports = {port.name: port for port in server_ports.ports}
         greedy = []

@@ -29,12 +29,11 @@ from tests.extender.settings.settings_files import load, problems
         ("max_score: 3", "max_score: is no known setting: did you mean wire.max_score?"),
         (
             "events: {zzz: 3}",
-            "events.zzz: is no known setting: must be one of enabled, placements, rate_per_second",
+            "events.zzz: is no known setting: must be one of enabled, placements",
         ),
         (
             "events: true",
-            "events: true is not allowed: must map names to values: enabled, placements, "
-            "rate_per_second",
+            "events: true is not allowed: must map names to values: enabled, placements",
         ),
         ("strategy: Best", "strategy: 'Best' is not allowed: must be one of auto, spread, pack"),
         ("mps_share: 20GB", "mps_share: '20GB' is not allowed: must be a quantity from 1Mi to 1Ti"),

@@ -65,7 +65,7 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
                 {"cluster": {"exporter_words": ["exporter"]}},
                 {"resources": ["nvidia.com/gpu", "nvidia.com/*"]},
                 {"wake": {"enabled": False}, "events": {"enabled": False}},
-                {"wake": {"enabled": True, "retry_share": 0.5}},
+                {"wake": {"enabled": True, "target": "node"}},
                 {"decisions": {"history": 10, "detailed_nodes": 2}},
                 {"wire": {"max_score": 100, "shortlist": 3}},
             ]
@@ -236,14 +236,10 @@ async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path:
         waker = part.extender.waker_runner.waker
         assert waker is not None
         waker.counts.wakes = 7
-        await part.change(wake={"retry_share": 0.1})
+        await part.change(wake={"target": "node"})
         other = part.extender.waker_runner.waker
         assert other is not None
-        assert (other is waker, other.counts.wakes, other.plan.retry_share) == (
-            False,
-            7,
-            0.1,
-        )
+        assert (other is waker, other.counts.wakes) == (False, 7)
 
         await part.change(wake={"enabled": False})
         is_off = part.extender.waker_runner.waker is None
@@ -274,11 +270,10 @@ async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
     async with live(tmp_path, events={"enabled": False}) as part:
         control = part.cluster.control
         await part.filter(control.create_pod(typo("silent")), IDLE)
-        await part.change(events={"enabled": True, "rate_per_second": 100})
+        await part.change(events={"enabled": True})
         await part.filter(control.create_pod(typo("warned")), IDLE)
         await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
 
-        assert part.extender.events.settings.per_second == 100
         events: list[Any] = list(control.events)
         assert [event["regarding"]["name"] for event in events] == ["warned"]
 
