@@ -27,7 +27,7 @@ from extender.answers.routes import Route
 from extender.answers.verdicts import Best
 from extender.cli.jobs import PATHS, GpuJob, only_scheduler
 from extender.cli.proposals import propose_for
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.remote.errors import ClientError, Failure, cause_of
 from extender.cli.remote.transports import Login, Transport, UrlTransport, base_of
 from extender.core.sizing import Proposal
 from extender.runtime.decoding import MalformedError, decode_with
@@ -460,5 +460,5 @@ def read_token(file: str) -> str:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ClientError(
-            f"token file {file!r} cannot be read: {error}", Failure.BAD_REQUEST
+            f"token file {file!r} cannot be read: {cause_of(error)}", Failure.BAD_REQUEST
         ) from error

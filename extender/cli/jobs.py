@@ -7,7 +7,8 @@ from typing import Final
 
 from extender.cli.manifests import Object, adapted, gpu_pod, job_of, name_for, pod_of, unique
 from extender.cli.remote.errors import ClientError, Failure
-from extender.core.request.targets import parse_targets
+from extender.core.policy import Policy
+from extender.core.request.annotations import Annotation, read_annotations
 
 IMAGE: Final = "nvidia/cuda:12.9.1-base-ubuntu24.04"
 HOLD: Final = ("sleep", "infinity")
@@ -18,6 +19,14 @@ PATHS: Final = {
     "Pod": "/api/v1/namespaces/{}/pods",
 }
 """Collection in the API by kind."""
+_WISHES: Final = {
+    Annotation.GPU_MEMORY: "memory",
+    Annotation.PREFER_MODELS: "model",
+    Annotation.REQUIRE_MODELS: "require_model",
+    Annotation.STRATEGY: "strategy",
+    Annotation.TARGET: "target",
+}
+"""Attribute of a job for each annotation that states its value."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -35,7 +44,7 @@ class GpuJob:
         model: models to prefer, separated by commas (`H100,A100`).
         require_model: the only models to accept.
         target: node, and GPUs to prefer on it (`gpu-1::0,2`).
-        strategy: `spread` or `pack`.
+        strategy: `auto`, `spread` or `pack`.
         require_idle: wait for GPUs known to be idle.
         cpu: CPU, as a quantity.
         ram: main memory, as a quantity.
@@ -73,36 +82,27 @@ class GpuJob:
         """Check the values.
 
         Raises:
-            ClientError: a variable's name, the number of GPUs or the target is invalid.
+            ClientError: a variable's name, the number of GPUs or an annotation is invalid.
         """
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
                 _refuse(f"env {name!r}: must be a variable's name, such as EPOCHS")
         if self.gpus < 1:
             _refuse(f"gpus {self.gpus}: must be at least 1")
-        if self.target is not None:
-            try:
-                parse_targets(self.target)
-            except ValueError as error:
-                _refuse(f"target {error}")
+        annotated = {"metadata": {"annotations": self._annotations()}}
+        for problem in read_annotations(annotated, Policy()).problems:
+            wish = _WISHES[Annotation(problem.annotation)]
+            _refuse(f"{wish} {problem.value!r}: must be {problem.allowed}")
 
     def manifest(self) -> Object:
         """Build the Job or the Pod: a stock object with resources, annotations, schedulerName."""
         limits = {self.resource: str(self.gpus), "cpu": self.cpu, "memory": self.ram}
-        wishes = {
-            "gpu-memory": self.memory,
-            "prefer-models": self.model,
-            "require-models": self.require_model,
-            "strategy": self.strategy,
-            "require-idle": "true" if self.require_idle else None,
-            "target": self.target,
-        }
         words = list(self.command or (HOLD if self.is_held else ()))
         template = gpu_pod(
             words,
             image=self.image,
             limits={key: value for key, value in limits.items() if value},
-            annotations={f"idlegpu.io/{key}": value for key, value in wishes.items() if value},
+            annotations=self._annotations(),
             scheduler=self.scheduler,
         )
         template = adapted(
@@ -115,6 +115,13 @@ class GpuJob:
         name = self.name or unique("hold" if self.is_held else name_for(words))
         build = pod_of if self.is_held else job_of
         return build(template, name=name, namespace=self.namespace)
+
+    def _annotations(self) -> dict[str, str]:
+        wishes = {str(name): getattr(self, wish) for name, wish in _WISHES.items()}
+        annotations = {name: value for name, value in wishes.items() if value is not None}
+        if self.require_idle:
+            annotations[str(Annotation.REQUIRE_IDLE)] = "true"
+        return annotations
 
 
 def _refuse(message: str) -> None:

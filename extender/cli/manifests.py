@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.remote.errors import ClientError, Failure, cause_of
 from extender.runtime.decoding import decode_with
 
 Object = dict[str, Any]
@@ -69,8 +69,7 @@ def load_documents(file: str) -> list[object]:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         return list(decode_with(yaml_documents, text))
     except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise ClientError(f"cannot read {file}: {cause}", Failure.BAD_REQUEST) from error
+        raise ClientError(f"cannot read {file}: {cause_of(error)}", Failure.BAD_REQUEST) from error
 
 
 def pods_of(document: object) -> Iterator[Object]:

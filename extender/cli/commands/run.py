@@ -1,6 +1,7 @@
 """`idlegpu run`: print or submit a stock Job that runs a command on GPUs."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -12,7 +13,6 @@ from extender.cli.manifests import Object, name_for, unique
 from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
-from extender.core.request.targets import parse_targets
 
 _HURRY_SECONDS: Final = 3.0
 """Timeout for the optional request to the extender: a Job can be printed without its answer."""
@@ -52,7 +52,9 @@ def _checked_environment(
     metavar="NODE[::GPU,...]",
     help="Node, and GPUs to prefer on it, such as gpu-1::0,2; repeat it for one Job each.",
 )
-@click.option("--strategy", type=click.Choice(["spread", "pack"]), help="Placement strategy.")
+@click.option(
+    "--strategy", type=click.Choice(["auto", "spread", "pack"]), help="Placement strategy."
+)
 @click.option("--require-idle", is_flag=True, help="Wait for GPUs known to be idle.")
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE",
@@ -117,10 +119,8 @@ def command(
         raise click.UsageError("--hold takes no command: leave out CMD")
     if not words:
         raise click.UsageError("say what to run, after --; or --hold for a pod to work in")
-    if not scheduler:
-        scheduler = _choose_scheduler(session)
     base = name or unique("hold" if hold else name_for(words))
-    items = [
+    jobs = [
         GpuJob(
             command=words,
             image=image,
@@ -130,7 +130,7 @@ def command(
             memory=memory,
             model=model,
             require_model=require_model,
-            target=_checked(target),
+            target=target,
             strategy=strategy,
             require_idle=require_idle,
             cpu=cpu,
@@ -138,13 +138,15 @@ def command(
             shm=shm,
             node=node,
             timeout_seconds=_seconds(longest) if longest else None,
-            scheduler=scheduler,
             name=f"{base}-{number}" if len(targets) > 1 else base,
             namespace=namespace,
             is_held=hold,
-        ).manifest()
+        )
         for number, target in enumerate(targets or (None,))
     ]
+    if not scheduler:
+        scheduler = _choose_scheduler(session)
+    items = [replace(job, scheduler=scheduler).manifest() for job in jobs]
     if is_applied:
         for item in items:
             _apply(session, item, namespace)
@@ -165,20 +167,6 @@ def _seconds(text: str) -> int:
             f"{text!r}: must be a number and s, m, h or d, such as 90m", param_hint="--timeout"
         )
     return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
-
-
-def _checked(target: str | None) -> str | None:
-    """Return a target that the extender can read.
-
-    Raises:
-        BadParameter: it is not a target.
-    """
-    if target is not None:
-        try:
-            parse_targets(target)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--target") from error
-    return target
 
 
 def _choose_scheduler(session: Session) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from extender.cli.doctor.certificates import PEM, read_certificates
 from extender.cli.doctor.exposition import parse_exposition
 from extender.cli.doctor.fact_collector import FactCollector
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.remote.errors import ClientError, Failure, cause_of
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import yaml_documents
 
@@ -32,7 +32,9 @@ def add_files(collector: FactCollector, files: Iterable[str]) -> None:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ClientError(f"cannot read {file}: {error}", Failure.BAD_REQUEST) from error
+            raise ClientError(
+                f"cannot read {file}: {cause_of(error)}", Failure.BAD_REQUEST
+            ) from error
         if not _add_text(collector, file, text):
             raise ClientError(
                 f"the content of {file} is not recognized: {_ALLOWED}", Failure.BAD_REQUEST

@@ -29,3 +29,9 @@ class ClientError(Exception):
     def __init__(self, message: str, failure: Failure) -> None:
         super().__init__(message)
         self.failure = failure
+
+
+def cause_of(error: Exception) -> str:
+    """Return an error's message on one line, of a file's error without its number and path."""
+    cause = error.strerror if isinstance(error, OSError) else None
+    return " ".join((cause or str(error)).split())

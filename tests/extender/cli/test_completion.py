@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from extender.cli.__main__ import COMMANDS, complete
+from extender.cli.commands.completion import command
 from tests.extender.cli.terminal import at_terminal
 
 
@@ -100,3 +102,11 @@ def test_the_script_completes_in_a_real_bash(tmp_path: Path) -> None:
         terminal.press("idlegpu hol\t--idle-f\t90 -o y\t")
 
         terminal.read_until("idlegpu holders --idle-for 90 -o yaml", since=since)
+
+
+def test_the_help_has_a_command_for_each_shell_on_a_line_of_its_own() -> None:
+    lines = CliRunner().invoke(command, ["--help"]).output.splitlines()
+
+    commands = [line.strip() for line in lines if line.strip().startswith("idlegpu completion")]
+    assert [line.split()[2] for line in commands] == ["bash", "zsh", "fish"]
+    assert all(len(line) <= 80 and ">" in line for line in commands)

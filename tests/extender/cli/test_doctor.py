@@ -69,7 +69,7 @@ def test_hostile_names_do_nothing_to_a_terminal(run: Run, tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         (["--offline"], "--offline checks files only: name some"),
-        (["--offline", "/nowhere"], "cannot read /nowhere"),
+        (["--offline", "/nowhere"], "cannot read /nowhere: No such file"),
         (["--account", "idlegpu"], "account 'idlegpu': must be namespace/name"),
     ],
 )

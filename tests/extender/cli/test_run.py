@@ -210,7 +210,11 @@ def test_the_client_submits_what_the_command_line_prints(
     [
         ({"env": {"1": "2"}}, "'1': must be a variable's name"),
         ({"gpus": 0}, "must be at least 1"),
-        ({"target": "gpu-1::x"}, "'gpu-1::x': must be 1 to 32 nodes"),
+        ({"target": "gpu-1::x"}, "target 'gpu-1::x': must be 1 to 32 nodes"),
+        ({"memory": "20"}, "memory '20': must be a quantity from 1Mi to 16Ti, such as 20Gi"),
+        ({"model": "H100;A100"}, "model 'H100;A100': must be 1 to 16 models"),
+        ({"require_model": ""}, "require_model '': must be 1 to 16 models"),
+        ({"strategy": "best"}, "strategy 'best': must be auto, spread or pack"),
     ],
 )
 def test_the_client_refuses_a_wish_that_cannot_be_read(wish: dict[str, Any], message: str) -> None:
@@ -218,12 +222,12 @@ def test_the_client_refuses_a_wish_that_cannot_be_read(wish: dict[str, Any], mes
         GpuJob(**wish)
 
 
-def test_a_target_that_cannot_be_read_is_refused(run: Run) -> None:
+def test_an_annotation_that_the_extender_would_not_read_is_refused_at_once(run: Run) -> None:
     result = run("run", "--target", "gpu-1::x", "--", "true")
 
     assert result.exit_code == 2
-    assert "'gpu-1::x': must be 1 to 32 nodes separated by semicolons" in " ".join(
-        result.stderr.split()
+    assert result.stderr.startswith(
+        "idlegpu: target 'gpu-1::x': must be 1 to 32 nodes separated by semicolons"
     )
 
 
