@@ -7,10 +7,17 @@
 # TAG: the images' tag, unless set the version in pyproject.toml. PLATFORMS: unless set linux/amd64,linux/arm64.
 set -eu
 registry=${1:-}
+registry=${registry%/}
 if [ -z "$registry" ]; then
     echo "name your registry, such as registry.example.com/team: make images REGISTRY=..." >&2
     exit 2
 fi
+case $registry in
+*://*)
+    echo "$registry: leave out ${registry%%://*}://, as in registry.example.com/team" >&2
+    exit 2
+    ;;
+esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 tag=${TAG:-$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")}
 platforms=${PLATFORMS:-linux/amd64,linux/arm64}

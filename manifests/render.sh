@@ -24,7 +24,8 @@ fail() {
 
 folder=$(cd "$(dirname "$0")" && pwd -P)
 [ -n "${1:-}" ] || fail "name your registry, such as registry.example.com/team: manifests/render.sh REGISTRY [VARIANT]" 2
-registry=$1
+registry=${1%/}
+case $registry in *://*) fail "$registry: leave out ${registry%%://*}://, as in registry.example.com/team" 2 ;; esac
 shift
 variant=${1:-default}
 [ $# -eq 0 ] || shift
@@ -70,6 +71,7 @@ for name in $placeholders; do
 done
 case $rendered in *"image: registry.k8s.io/kube-scheduler:"*)
     version=${KUBE_VERSION:-$(kubectl get --raw /version | sed -n 's/.*"gitVersion": *"\(v[0-9.]*[0-9]\).*/\1/p')}
+    case $version in [0-9]*) version=v$version ;; esac
     [ -n "$version" ] || fail "set KUBE_VERSION to the API server's version, such as v1.37.2: the API server does not answer"
     change="$change;s#(image: )registry.k8s.io(/kube-scheduler:).*#\1${KUBE_REGISTRY:-registry.k8s.io}\2$version#"
     ;;

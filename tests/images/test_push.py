@@ -100,7 +100,7 @@ def test_only_our_images_get_the_registry(programs: Path) -> None:
       image: registry.k8s.io/kube-scheduler:v1.37.2
     # image: idlegpu-agent:0.1.0 in words"""
     fake(programs, "kubectl", f"cat <<'EOF'\n{rendered}\nEOF")
-    version = {"KUBE_VERSION": "v1.36.4"}
+    version = {"KUBE_VERSION": "1.36.4"}
 
     done = run(RENDER, "r.example.com/team", "kubeadm", programs=programs, **version)
     tagged = run(RENDER, "r", programs=programs, TAG="7", **version)
@@ -116,3 +116,14 @@ def test_only_our_images_get_the_registry(programs: Path) -> None:
         "kubectl kustomize ./manifests/overlays/kubeadm",
         "kubectl kustomize ./manifests",
     ]
+
+
+def test_a_registry_is_no_url(programs: Path) -> None:
+    fake(programs, "docker", "exit 0")
+
+    done = run(PUSH, "https://r.example.com/team", programs=programs)
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "https://r.example.com/team: leave out https://, as in registry.example.com/team\n"
+    )

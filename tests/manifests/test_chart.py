@@ -432,6 +432,9 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
         pytest.param(
             {"images": {"agent": {"repository": "a b"}}}, "agent/repository", id="bad-repository"
         ),
+        pytest.param(
+            {"images": {"registry": "https://r.example.com"}}, "images/registry", id="a-url"
+        ),
         pytest.param({"images": {"agent": None}}, "/images.*'agent'", id="no-image"),
         pytest.param({"extender": None}, "'extender'", id="no-extender"),
         pytest.param({"extender": {"settings": None}}, "/extender.*'settings'", id="no-settings"),
@@ -462,6 +465,11 @@ def test_values_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(HelmError, match=message):
         rendered(values, tmp_path)
+
+
+def test_a_release_in_a_namespace_that_the_chart_creates_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HelmError, match="--namespace idlegpu: the chart creates that namespace"):
+        helm("template", "r", str(CHART), "--namespace", "idlegpu", folder=tmp_path)
 
 
 def test_helm_finds_nothing_to_complain_about(tmp_path: Path) -> None:

@@ -62,6 +62,15 @@ def test_a_placeholder_that_is_left_is_named_with_its_file(
     assert file in done.stderr
 
 
+def test_a_registry_is_a_host_and_a_path() -> None:
+    items = objects(run(RENDER, "r.example.com:5000/team/", "without-agent"))
+    url = run(RENDER, "https://r.example.com/team")
+
+    assert "r.example.com:5000/team/idlegpu-extender:" in str(items)
+    assert url.returncode == 2
+    assert "leave out https://, as in registry.example.com/team" in url.stderr
+
+
 def test_every_placeholder_of_the_manifests_is_known_to_the_script() -> None:
     (line,) = (each for each in RENDER.read_text().splitlines() if each.startswith("placeholders="))
     known = line.partition("=")[2].strip('"').split()
