@@ -46,6 +46,7 @@ class Last(msgspec.Struct, kw_only=True, frozen=True):
         node: first choice, None if no node passed.
         leaves_none: whether the answer left the pod without a node.
         refused: reasons of the rejected candidates, most frequent first.
+        examples: one rejected candidate for each of these reasons.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Last(msgspec.Struct, kw_only=True, frozen=True):
     node: str | None
     leaves_none: bool
     refused: tuple[CountedReason, ...]
+    examples: dict[str, str] = {}
 
 
 class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
@@ -177,6 +179,7 @@ class LastDecisions:
             node=record.decision.best,
             leaves_none=record.leaves_none,
             refused=_rejections(record),
+            examples=_examples(record),
         )
 
 
@@ -185,3 +188,11 @@ def _rejections(record: DecisionRecord) -> tuple[CountedReason, ...]:
     counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
     found = [CountedReason(count=counts[code], reason=code.text) for code in Code if counts[code]]
     return tuple(sorted((one for one in found if one.reason), key=lambda one: -one.count))
+
+
+def _examples(record: DecisionRecord) -> dict[str, str]:
+    """Return the first rejected candidate for each reason."""
+    codes = record.decision.codes
+    found = [Code(code) for code in np.flatnonzero(np.bincount(codes)).tolist() if code]
+    names = record.decision.candidates
+    return {code.text: names[int(np.argmax(codes == code))] for code in found}

@@ -5,7 +5,7 @@ Metrics count the same pods by namespace, with the longest wait.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -111,6 +111,7 @@ class Pending:
         if not record.message and decided is not None and decided.leaves_none:
             by_us = decided.refused
         reasons = (*parsed.by_scheduler, *by_us)
+        examples = {} if decided is None else decided.examples
         assumed = self._fleet.ledger.get(record.uid)
         hidden = record.namespace
         return Waiting(
@@ -130,7 +131,11 @@ class Pending:
             by_us=_counted(hidden, by_us),
             message=of_pod(hidden, record.message or None),
             preemption=of_pod(hidden, parsed.preemption or None),
-            hints=redactable(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
+            hints=redactable(
+                hidden,
+                _help(reasons, state, examples),
+                _help(of_nodes(reasons), state, examples),
+            ),
             decision=None if decided is None else _brief(decided),
         )
 
@@ -161,9 +166,11 @@ _SELF_EVIDENT = {
 }
 
 
-def _help(reasons: Iterable[CountedReason], state: str) -> list[str]:
+def _help(reasons: Iterable[CountedReason], state: str, examples: Mapping[str, str]) -> list[str]:
     """Return hints for the reasons, else for the state."""
-    return hints(reasons) or [text for name, text in _SELF_EVIDENT.items() if name == state]
+    return hints(reasons, examples) or [
+        text for name, text in _SELF_EVIDENT.items() if name == state
+    ]
 
 
 def _counted(namespace: str, reasons: Iterable[CountedReason]) -> list[ReasonCount]:

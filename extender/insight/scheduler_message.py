@@ -1,8 +1,9 @@
 """Parse kube-scheduler's message about a pod that it cannot place, and give hints."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from extender.core.decision.filtering import Rejection
@@ -171,10 +172,25 @@ _HELP_SCHEDULER: Final = (
 )  # fmt: skip
 
 
-def hints(reasons: Iterable[CountedReason]) -> list[str]:
-    """Return a hint for each reason, most frequent first."""
+def hints(
+    reasons: Iterable[CountedReason], examples: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return a hint for each reason, most frequent first.
+
+    Args:
+        reasons: reasons and the number of nodes for each.
+        examples: a node for each reason, as far as one is known.
+    """
     ordered = sorted(reasons, key=lambda one: -one.count)
-    return [f"{one.count} {one.reason}: {_help(one.reason)}" for one in ordered]
+    return [_hint(one, examples.get(one.reason)) for one in ordered]
+
+
+def _hint(one: CountedReason, node: str | None) -> str:
+    text = _help(one.reason)
+    if node is None:
+        return f"{one.count} {one.reason}: {text}"
+    such_as = "such as " if one.count > 1 else ""
+    return f"{one.count} {one.reason} ({such_as}{node}): {text.replace('NODE', node)}"
 
 
 def _help(reason: str) -> str:

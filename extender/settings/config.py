@@ -168,6 +168,21 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        """Reject two ports with the same address; port 0 is any free one."""
+        names: dict[str, str] = {}
+        for name, address in (
+            ("listen", self.listen),
+            ("status_listen", self.status_listen),
+            ("agents.listen", self.agents.listen),
+            ("admission.listen", self.admission.listen),
+        ):
+            other = names.setdefault(address, name)
+            if address and other != name and _split_address(address)[1]:
+                raise ValueError(f"{name} ({address}) must differ from {other}")
+        return self
+
+    @model_validator(mode="after")
     def _check_exposure(self) -> Self:
         """Reject ports that other machines can reach without TLS, unless a setting allows it."""
         if self.admission.listen:

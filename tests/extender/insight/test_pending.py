@@ -55,6 +55,7 @@ async def test_before_kube_scheduler_has_said_anything_our_own_decision_counts(
 
     assert pod["state"] == "refused"
     assert pod["by_us"] == [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
+    assert pod["hints"][0].startswith("1 node(s) had too few GPUs known to be idle (full): ")
     assert (pod["decision"]["candidates"], pod["decision"]["feasible"]) == (1, 0)
 
 

@@ -108,6 +108,17 @@ def test_each_reason_has_a_hint(reason: str, words: str) -> None:
     assert words in hint.removeprefix(f"3 {reason}: ")
 
 
+def test_a_hint_names_a_node() -> None:
+    one = CountedReason(count=1, reason="node(s) had too few working GPUs")
+    many = CountedReason(count=2, reason="node(s) had GPUs in use by processes outside Kubernetes")
+
+    found = hints([one, many], {one.reason: "gpu-1", many.reason: "gpu-2"})
+
+    assert found[0].startswith(f"2 {many.reason} (such as gpu-2): ")
+    assert "`idlegpu gpus gpu-2`" in found[0]
+    assert found[1].startswith(f"1 {one.reason} (gpu-1): `idlegpu gpus gpu-1 -o wide`")
+
+
 def test_a_reason_that_rules_out_every_node_has_no_count_but_a_hint() -> None:
     reported = read_message(
         "0/9 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: "

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -89,3 +90,18 @@ def test_every_setting_is_one_row_of_the_table() -> None:
         "| `thresholds.utilization` | percent | `30` | 1 to 100 | a GPU is idle if it is busy for "
         "less than this share of time, and uses less memory than thresholds.memory |" in rows
     )
+
+
+def test_two_ports_with_one_address_are_refused_by_name(tmp_path: Path) -> None:
+    path = write_settings(tmp_path, "{listen: 127.0.0.1:8888, status_listen: 127.0.0.1:8888}")
+
+    with pytest.raises(
+        ConfigError, match=r"status_listen \(127.0.0.1:8888\) must differ from listen"
+    ):
+        load_settings(path, {})
+
+
+def test_any_free_port_may_be_wanted_twice(tmp_path: Path) -> None:
+    path = write_settings(tmp_path, "{listen: 127.0.0.1:0, status_listen: 127.0.0.1:0}")
+
+    assert load_settings(path, {}).status_listen == "127.0.0.1:0"
