@@ -98,7 +98,13 @@ class FleetCollector(Collector):
         unhealthy: Counter[str] = Counter()
         ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
         needs = yield from find_needs(self._fleet, self._host_pods())
-        supply = Supply(self._fleet.nodes, snapshot.models, needs, self.pool_labels)
+        supply = Supply(
+            self._fleet.nodes,
+            snapshot.models,
+            self._fleet.store.model_of,
+            needs,
+            self.pool_labels,
+        )
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
             yield

@@ -75,6 +75,11 @@ class DeviceStore:
         """Return the identity of the device in a row; None for a spare row."""
         return self._registry.info(row)
 
+    def model_of(self, row: int) -> str:
+        """Return the model of a row's device, "" if no source reports it."""
+        info = self._registry.info(row)
+        return info.model if info else ""
+
     def row_of(self, key: DeviceKey) -> int | None:
         """Return the row of a device, None if it is unknown."""
         return self._registry.row_of(key)

@@ -198,6 +198,22 @@ def test_stranded_gpus_are_no_idle_room_and_are_counted_apart(world: World) -> N
     assert world.count("idlegpu_pool_stranded_gpus", **labels) == 3
 
 
+def test_each_gpu_of_a_node_with_several_models_counts_under_its_own(world: World) -> None:
+    world.add_node("mixed", 3, labels={})
+    for index, model in enumerate(["NVIDIA A2", "NVIDIA A2", "Tesla T4"]):
+        device = world.card("mixed", index)
+        device.info = replace(device.info, model=model)
+    world.read()
+    assert supply(world, "none", model="a2") == (2, 2)
+    assert supply(world, "none", model="t4") == (1, 1)
+
+    world.bind("holder", "mixed", on=[world.card("mixed", 2)])
+    world.read_after(60)
+
+    assert supply(world, "none", model="a2") == (2, 2)
+    assert supply(world, "none", model="t4") == (1, 0)
+
+
 def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     world: World,
 ) -> None:
@@ -205,7 +221,7 @@ def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     snapshot = world.fleet.snapshot()
     pool, nodes = snapshot.pools[GPU], dict(world.fleet.nodes)
     back = nodes.pop("a")
-    supply = Supply(nodes, snapshot.models, TypicalNeeds({}))
+    supply = Supply(nodes, snapshot.models, world.fleet.store.model_of, TypicalNeeds({}))
     batch = current_batch(pool, snapshot.telemetry)
     ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
     counting = supply.add_in_steps(
