@@ -229,7 +229,8 @@ class Departures:
         rows = self._held.get(pod.node, {}).get(pod.uid, ())
         if row not in rows:
             return 1
-        return shares_of(sum(pod.resources.values()), len(rows))[rows.index(row)]
+        lasting = pod.resources if pod.lasting is None else pod.lasting
+        return shares_of(sum(lasting.values()), len(rows))[rows.index(row)]
 
     def _is_last_undeclared(self, pod: PodRecord, slot: int) -> bool:
         """Return whether the pod is the only pod without declared memory on a shared device."""

@@ -162,6 +162,7 @@ class _Hold:
         held: devices or replicas of `shown`; 0 if held through ResourceClaims.
         unseen: further devices or replicas that it holds by the API server's count.
         is_of_init: `unseen` covers only requests of init containers, which no holder data shows.
+        idle: part of `unseen` that only init containers requested, which have ended.
         is_by_claims: everything in `shown` is held through ResourceClaims.
         is_contradicted: the device holders show more devices than the pod requested, or miss
             devices that it holds through ResourceClaims.
@@ -172,6 +173,7 @@ class _Hold:
     held: int = 0
     unseen: int = 0
     is_of_init: bool = False
+    idle: int = 0
     is_by_claims: bool = False
     is_contradicted: bool = False
 
@@ -210,17 +212,18 @@ def _hold(
     if not expected.is_shared:
         count += besides
     shown = dict.fromkeys(slots, 1)
+    lasting = count if pod.lasting is None else pod.lasting.get(expected.resource, 0)
     if expected.is_shared and slots:
         # With fewer devices than replicas, the other replicas are on the same devices.
-        shown = dict(zip(slots, shares_of(count, len(slots)), strict=True))
+        shown = dict(zip(slots, shares_of(lasting, len(slots)), strict=True))
     held = min(sum(shown.values()), count)
-    lasting = count if pod.lasting is None else pod.lasting.get(expected.resource, 0)
     return _Hold(
         pod=pod,
         shown=shown,
         held=held,
         unseen=count - held,
         is_of_init=held >= lasting,
+        idle=0 if pod.started_at is None else count - max(held, lasting),
         is_contradicted=len(slots) > count,
     )
 
@@ -326,11 +329,12 @@ def _with_unseen(
         pod = hold.pod
         tenant = Tenant(
             uid=pod.uid,
-            count=hold.unseen,
+            count=hold.unseen - hold.idle,
             memory_bytes=pod.memory_bytes,
             expected_bytes=tenancy.expected(pod),
         )
-        after = assume(row, (tenant,), closed)
+        idle = Tenant(uid=pod.uid, count=hold.idle, memory_bytes=0)
+        after = assume(row, (tenant, idle) if hold.idle else (tenant,), closed)
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):

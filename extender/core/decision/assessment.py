@@ -206,7 +206,7 @@ def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessme
     landing = reach.landing
     asked_bytes = _requested_bytes(batch, asks, landing)
     fits = reach.is_clean & (room.free_bytes >= asked_bytes)
-    room_share = _room_share(room.free_bytes, _likely_bytes(batch, asks, room), fits)
+    room_share = _room_share(room.likely_free_bytes, _likely_bytes(batch, asks, room), fits)
     holds = room_share >= 1.0
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
@@ -275,6 +275,8 @@ class _Room:
         promised: ratio of memory that tenants declared or are estimated to use, in use or not.
         full_bytes: as in `Assessment`.
         free_bytes: as in `Assessment`.
+        likely_free_bytes: as `free_bytes`, but a device that is presumed idle has all memory that
+            was free before its pods came. No node is refused for it.
         declared_room_bytes: as in `Assessment`.
     """
 
@@ -282,6 +284,7 @@ class _Room:
     promised: Ratios
     full_bytes: Ratios
     free_bytes: Ratios
+    likely_free_bytes: Ratios
     declared_room_bytes: Ratios
 
 
@@ -311,12 +314,14 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
     room = np.minimum(free, full_bytes) - promised
     is_capped = batch.is_mps[:, None]
     known_size = np.where(size > 0, size, np.inf)
+    likely = room + np.where(telemetry.presumed > 0, others - telemetry.foreign_bytes, 0.0)
     capped = np.minimum(full_bytes, known_size - telemetry.foreign_bytes)
     return _Room(
         taken=(fading + guessed) / known_size,
         promised=(batch.declared_bytes + guessed) / known_size,
         full_bytes=full_bytes,
         free_bytes=np.maximum(np.where(is_capped, capped, room - guessed), 0.0),
+        likely_free_bytes=np.maximum(np.where(is_capped, capped, likely - guessed), 0.0),
         declared_room_bytes=np.maximum(np.where(is_capped, capped, room), 0.0),
     )
 
@@ -490,6 +495,20 @@ def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios
     share = np.minimum(free_bytes / np.maximum(likely_bytes, 1.0), 1.0)
     held: Ratios = np.where(fits, np.where(free_bytes >= likely_bytes, 1.0, share), 0.0)
     return held
+
+
+def largest_bytes(batch: Batch, estimates: Estimates) -> float:
+    """Return the most memory that a device of a batch, or a share under MPS, has when it is empty.
+
+    Infinite if the size of a device is unknown. The result is cached with the batch.
+    """
+
+    def largest() -> float:
+        share_bytes = batch.telemetry.memory_total_bytes / batch.replicas[:, None]
+        full_bytes = _full_bytes(batch, share_bytes, estimates)
+        return float(np.where(batch.present, full_bytes, 0.0).max(initial=0.0))
+
+    return batch.shared_results.get(("largest", estimates.mps_share_bytes), largest)
 
 
 def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Ratios:

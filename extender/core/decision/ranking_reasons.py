@@ -34,6 +34,7 @@ class Grounds:
         chance: probability that all devices of the pod are good.
         least: lowest probability among the devices that the pod may get.
         is_sure: all devices that the pod may get are known to be idle.
+        is_freed: some of them were just freed, and no reading since then counts.
         is_unknown: none of the devices that the pod may get has data.
         needed: number of distinct devices that the pod gets.
         room: share of working devices with enough memory for the pod.
@@ -59,6 +60,7 @@ class Grounds:
     chance: float
     least: float
     is_sure: bool
+    is_freed: bool = False
     is_unknown: bool
     needed: int
     room: float
@@ -96,7 +98,7 @@ def _landing(grounds: Grounds) -> str:
     gpus = "an idle GPU" if grounds.needed == 1 else f"{grounds.needed} idle GPUs"
     if grounds.is_sure:
         return f"certain to land on {gpus}"
-    if grounds.least >= _LEAST_PRESUMED:
+    if grounds.is_freed and grounds.least >= _LEAST_PRESUMED:
         return f"presumed to land on {gpus}, just freed"
     if grounds.is_unknown:
         return "nothing is known of its GPUs"

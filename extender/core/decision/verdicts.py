@@ -423,6 +423,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
     together = np.broadcast_to(side_by_side(batch, assessment), len(batch))
     lost = _stranded(evidence, assessment)
     telemetry = batch.telemetry
+    is_freed = np.where(devices, telemetry.presumed, 0.0).sum(axis=1) > 0
     seen = telemetry.freshness + telemetry.memory_freshness + telemetry.presumed
     is_unknown = np.where(devices, seen, 0.0).sum(axis=1) + (~assessment.fits & devices).sum(axis=1)
     return [
@@ -432,6 +433,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
                 chance=float(assessment.chance[at]),
                 least=float(least[at]),
                 is_sure=bool(assessment.is_sure[at]),
+                is_freed=bool(is_freed[at]),
                 is_unknown=not is_unknown[at],
                 needed=int(landing.needed[at]),
                 room=float(assessment.room[at]),

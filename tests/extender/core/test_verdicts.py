@@ -28,6 +28,7 @@ from testkit.builders import (
     batch_of,
     busy,
     decide_on,
+    freed,
     gpu,
     node,
     request,
@@ -112,6 +113,17 @@ def test_a_refusal_that_leaving_pods_lift_for_the_nominated_pod_is_not_named(
 
     rejection = "" if leaving else Rejection.NO_MEMORY
     assert verdict_on(described, **asked).rejection == rejection
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (freed(), "presumed to land on an idle GPU, just freed"),
+        (gpu(freshness=0.9, memory_freshness=0.9), "likely to land on an idle GPU (95 %)"),
+    ],
+)
+def test_only_a_gpu_that_was_freed_is_called_just_freed(device: Gpu, why: str) -> None:
+    assert verdict_on(node(device)).reason == f"{why}; leaves none of 1"
 
 
 def test_a_refusal_is_named() -> None:

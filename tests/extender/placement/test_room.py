@@ -10,7 +10,7 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.placer import Victims
 from testkit.agent.fleet_reports import Agents
-from testkit.builders import GIB, pod_ref, rejected, request
+from testkit.builders import GIB, GPU, pod_ref, ranking, rejected, request
 from testkit.world import World
 from tests.extender.placement.rooms import LATER, REFUSED, refused, room, sliced, tenant, use
 
@@ -211,6 +211,24 @@ def test_an_agents_memory_by_process_belongs_to_the_following_reading() -> None:
     assert room(world) == pytest.approx(10)
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_shares_that_only_init_containers_requested_have_no_memory_once_these_have_ended(
+    is_mapped: bool,
+) -> None:
+    world = sliced()
+    world.is_mapped = is_mapped
+    asked: dict[str, Any] = {"count": 3, "lasting": {GPU: 1}, "memory_bytes": int(20 * GIB)}
+    world.bind("a", on=[world.card()], started_at=None, **asked)
+    use(world, 0)
+    assert room(world) == pytest.approx(20)
+
+    world.bind("a", **asked)
+    use(world, 0, LATER)
+
+    assert room(world) == pytest.approx(60)
+    assert world.row().used == (3,)
+
+
 def test_a_pod_with_several_shares_of_a_card_declared_as_much_of_each() -> None:
     world = sliced()
     pod = world.bind("two", count=2, on=[world.card()], memory_bytes=int(20 * GIB))
@@ -293,6 +311,21 @@ def test_a_pods_end_releases_only_memory_that_it_is_known_to_have_held(
     world.end(pod)
 
     assert refused(world, 60) == REFUSED
+
+
+def test_a_shared_gpu_that_was_just_freed_ranks_as_if_its_pods_had_released_their_memory() -> None:
+    world = sliced()
+    pods = [tenant(world, name) for name in "ab"]
+    use(world, 70, LATER)
+    world.add_node("silent", replicas=8)
+
+    for pod in pods:
+        world.end(pod)
+
+    assert ranking(world.rank()) == ["node", "silent"]
+    assert refused(world, 60) == REFUSED
+    tenant(world, "next", 60)
+    assert ranking(world.rank(request(expected_bytes=int(30 * GIB)))) == ["silent", "node"]
 
 
 def test_a_pods_end_releases_its_declared_memory() -> None:
