@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from extender.core.nodes.node_names import near_names
-from extender.core.nodes.snapshot import PoolRow, Snapshot, Telemetry
+from extender.core.nodes.snapshot import Pool, PoolRow, Snapshot, Telemetry
 from extender.core.request.annotations import Annotation, AnnotationProblem
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy
@@ -23,14 +23,19 @@ def aim(request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> tuple[Ta
         snapshot: the current snapshot.
         store: the devices.
     """
-    marked = [_mark(target, store) for target in request.targets]
+    pool = snapshot.pools.get(request.resource)
+    marked = [_mark(target, pool, store) for target in request.targets]
     return tuple(sorted(marked, key=lambda target: not _is_free(target, request, snapshot, store)))
 
 
-def _mark(target: Target, store: DeviceStore) -> Target:
-    """Return a target with `is_usable` set: its GPUs exist, or no source reports any yet."""
+def _mark(target: Target, pool: Pool | None, store: DeviceStore) -> Target:
+    """Return a target with `is_usable` set: its GPUs exist, or no source may report them yet."""
     known = rows_by_index(target.node, store)
-    return replace(target, is_usable=not known or known.keys() >= set(target.devices))
+    is_usable = not known or known.keys() >= set(target.devices)
+    if not is_usable and pool is not None and target.node in pool.row_of:
+        row = pool.rows[pool.row_of[target.node]]
+        is_usable = not set(row.slots) <= set(store.rows_of_node(target.node))
+    return replace(target, is_usable=is_usable)
 
 
 def rows_by_index(node: str, store: DeviceStore) -> Mapping[int, set[int]]:
@@ -71,7 +76,7 @@ def _is_bad(slot: int, row: PoolRow, telemetry: Telemetry) -> bool:
 def target_problems(
     request: GpuRequest, snapshot: Snapshot, store: DeviceStore
 ) -> Iterator[AnnotationProblem]:
-    """Yield a problem for each target whose node or GPU does not exist.
+    """Yield a problem for each target whose node does not exist or has no such GPU.
 
     Args:
         request: a request from `Fleet.informed`.
@@ -82,8 +87,11 @@ def target_problems(
     instead = "nothing, the pod waits for it" if is_bound else "every node"
     pool = snapshot.pools.get(request.resource)
     for target in request.targets:
-        if target.node not in snapshot.nodes:
-            allowed = f"a node of the cluster: {_listed(target.node, pool.nodes if pool else ())}"
+        if pool is None or target.node not in pool.row_of:
+            kind = (
+                f" with {request.resource}" if target.node in snapshot.nodes else " of the cluster"
+            )
+            allowed = f"a node{kind}: {_listed(target.node, pool.nodes if pool else ())}"
         elif not target.is_usable:
             indices = sorted(rows_by_index(target.node, store))
             allowed = f"GPUs of {target.node}: {', '.join(map(str, indices))}"

@@ -34,7 +34,7 @@ from extender.core.request.request import GpuRequest, parse_pod_ref, parse_reque
 from extender.core.steps import let_go
 from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.fleet.known_targets import target_problems
+from extender.fleet.impossible_requests import request_problems
 from extender.insight.explain_node import Wish, asked_node
 from extender.insight.explain_views import (
     Ranking,
@@ -223,8 +223,10 @@ class WhatIf:
         ref = parse_pod_ref(pod)
         wanted = self._fleet.informed(parsed.request, parsed.kin)
         seen = await self._predict(wanted, pod, wish)
-        targets = target_problems(wanted, self._fleet.snapshot(), self._fleet.store)
-        problems = [_problem(problem) for problem in (*parsed.problems, *targets)]
+        unmet = request_problems(
+            wanted, self._fleet.snapshot(), self._fleet.store, self._placer.policy
+        )
+        problems = [_problem(problem) for problem in (*parsed.problems, *unmet)]
         # Not redacted: the caller sent the pod.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
         return await document_answer(request, seen | own)

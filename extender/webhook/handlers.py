@@ -24,7 +24,7 @@ from extender.core.request.request import (
     parse_request,
 )
 from extender.core.request.waiting_pods import WaitingRequests
-from extender.fleet.known_targets import target_problems
+from extender.fleet.impossible_requests import request_problems
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
@@ -370,9 +370,9 @@ class Webhooks:
             kin = parsed.kin
         if parsed.request is not None:
             request = self.placer.fleet.informed(parsed.request, kin)
-            if request is not parsed.request:
-                fleet = self.placer.fleet
-                problems = target_problems(request, fleet.snapshot(), fleet.store)
+            if request is not parsed.request or request.memory_bytes:
+                fleet, policy = self.placer.fleet, self.placer.policy
+                problems = request_problems(request, fleet.snapshot(), fleet.store, policy)
                 parsed = replace(parsed, request=request, problems=(*parsed.problems, *problems))
         for problem in parsed.problems:
             known = problem.annotation if problem.annotation in KNOWN else _UNKNOWN

@@ -58,7 +58,7 @@ def parse_targets(text: str) -> tuple[Target, ...]:
         ValueError: `text` is not such a list.
 
     Example:
-        >>> [str(target) for target in parse_targets("gpu-1::2,0; gpu-2")]
+        >>> [str(target) for target in parse_targets("gpu-1::2,0; GPU-2")]
         ['gpu-1::0,2', 'gpu-2']
     """
     targets = tuple(dict.fromkeys(_parse(each.strip()) for each in text.split(";") if each.strip()))
@@ -68,7 +68,7 @@ def parse_targets(text: str) -> tuple[Target, ...]:
 
 
 def _parse(text: str) -> Target:
-    node, separator, listed = text.partition("::")
+    node, separator, listed = text.lower().partition("::")
     indices = [each.strip() for each in listed.split(",")] if separator else []
     are_numbers = all(_INDEX.fullmatch(each) for each in indices)
     if not _NODE.fullmatch(node.strip()) or not are_numbers or len(indices) > _MAX_DEVICES:

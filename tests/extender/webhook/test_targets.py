@@ -112,6 +112,27 @@ def test_no_gpu_is_called_missing_while_no_source_reports_any() -> None:
     assert aimed(world, "a::2").targets == (Target("a", (2,)),)
 
 
+def test_a_gpu_that_no_source_reports_may_have_any_index() -> None:
+    world = World()
+    world.add_node("a", 4)
+    world.card("a", 3).is_shown = False
+    world.read()
+
+    assert aimed(world, "a::3").targets[0].is_usable
+    world.card("a", 3).is_shown = True
+    world.read()
+    assert not aimed(world, "a::4").targets[0].is_usable
+
+
+def test_a_target_without_gpus_is_named_too() -> None:
+    world = three_nodes()
+    world.fleet.apply_node(NodeRecord(name="cpu-1"))
+
+    (problem,) = target_problems(aimed(world, "cpu-1"), world.fleet.snapshot(), world.fleet.store)
+
+    assert problem.allowed == "a node with nvidia.com/gpu: a, b, c"
+
+
 def test_a_missing_target_is_named_with_existing_ones() -> None:
     world = three_nodes()
     asked = aimed(world, "gone::1;a::1,7;b")
