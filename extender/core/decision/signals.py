@@ -16,6 +16,11 @@ IDLE_POWER_SHARE = 0.30
 """Assumed idle power as a share of the power limit, used until idle power was measured. A loaded
 but idle H200 drew 126 to 136 of 700 W, and 350 W at 30 % duty."""
 
+_CERTAINLY_WORKING_SHARE = 0.45
+"""Power as a share of the power limit above which a device certainly works, used as confirmation
+until idle power was measured. Idle T4, A10 and L4 cards draw 40 to 42 %, and some report 100 %
+GPU_UTIL while idle."""
+
 _MOST_IDLE_POWER_SHARE = 0.60
 """Upper bound of idle power as a share of the power limit: idle devices draw 5 to 60 %."""
 
@@ -111,12 +116,14 @@ def activity(
             others = np.fmax(others, columns[signal])
     limit = column(Signal.POWER_LIMIT)
     limit = np.where(limit > 0, limit, board_watts)
-    by_power = _by_power(column(Signal.POWER), limit, missing if rest_watts is None else rest_watts)
+    rest_watts = missing if rest_watts is None else rest_watts
+    by_power = _by_power(column(Signal.POWER), limit, rest_watts)
+    confirming = _by_power(column(Signal.POWER), limit, rest_watts, _CERTAINLY_WORKING_SHARE)
     measured = np.fmax(primary, others)
     busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
     return Activity(
         measured=within(measured, 0.0, 1.0),
-        agreed=within(_agree(agreed, most, by_power)[0], 0.0, 1.0),
+        agreed=within(_agree(agreed, most, confirming)[0], 0.0, 1.0),
         busiest=within(busiest, 0.0, 1.0),
         disagree=(primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY),
     )
@@ -127,10 +134,19 @@ def _agree(agreed: Column, most: Column, value: Column) -> tuple[Column, Column]
     return np.fmax(agreed, np.minimum(most, value)), np.fmax(most, value)
 
 
-def _by_power(watts: Column, limit: Column, rest_watts: Column) -> Column:
-    """Return the power draw above idle power, as a share of the range up to the power limit."""
+def _by_power(
+    watts: Column, limit: Column, rest_watts: Column, unseen: float = IDLE_POWER_SHARE
+) -> Column:
+    """Return the power draw above idle power, as a share of the range up to the power limit.
+
+    Args:
+        watts: power.
+        limit: power limit.
+        rest_watts: measured idle power, NaN if not yet measured.
+        unseen: idle power as a share of the limit if it was not measured.
+    """
     seen = np.minimum(rest_watts, limit * _MOST_IDLE_POWER_SHARE)
-    rest = np.where(np.isnan(seen), limit * IDLE_POWER_SHARE, seen)
+    rest = np.where(np.isnan(seen), limit * unseen, seen)
     return within((watts - rest) / (limit - rest), 0.0, 1.0)
 
 
@@ -150,7 +166,7 @@ def agreed_activity(reading: Mapping[str, float]) -> float | None:
     values = [reading[signal] for signal in MEASURED[:-1] if signal in reading]
     watts, limit = reading.get(Signal.POWER), reading.get(Signal.POWER_LIMIT, 0.0)
     if watts is not None and limit > 0:
-        rest = limit * IDLE_POWER_SHARE
+        rest = limit * _CERTAINLY_WORKING_SHARE
         values.append(min(max((watts - rest) / (limit - rest), 0.0), 1.0))
     return sorted(values)[-2] if len(values) > 1 else None
 
