@@ -31,11 +31,14 @@ class _Members:
         placed: pods by node, bound or assumed.
         waiting: devices requested by the pods that are not placed.
         counts: devices requested by each of these pods.
+        are_alike: whether the pods that are not placed may go to the same nodes as the pod that is
+            being placed, as far as known.
     """
 
     placed: Mapping[str, int]
     waiting: int
     counts: tuple[int, ...]
+    are_alike: bool
 
 
 class PodGroups:
@@ -148,7 +151,8 @@ class PodGroups:
             return None
         counts = sorted((*members.counts, request.count))
         more = (size - known) * request.count
-        declared = stated if request.group_policy is GroupPolicy.REQUIRE else None
+        is_judged = request.group_policy is GroupPolicy.REQUIRE and members.are_alike
+        declared = stated if is_judged else None
         return GroupNeed(
             name=group.title,
             size=size,
@@ -165,6 +169,7 @@ class PodGroups:
         placed: dict[str, int] = {}
         counts: list[int] = []
         waiting = 0
+        own, are_alike = self._pods.get(uid), True
         for record in (self._pods[other] for other in self._uids.get(key, ()) if other != uid):
             count = record.resources.get(resource, 0)
             if not count or record.is_deleting:
@@ -176,7 +181,8 @@ class PodGroups:
                 placed[node] = placed.get(node, 0) + 1
             else:
                 waiting += count
-        return _Members(placed=placed, waiting=waiting, counts=tuple(counts))
+                are_alike &= own is None or _demands(own) == _demands(record)
+        return _Members(placed=placed, waiting=waiting, counts=tuple(counts), are_alike=are_alike)
 
     def _topology(
         self, pool: Pool, nodes: Mapping[str, NodeRecord], labels: tuple[str, ...]
@@ -213,6 +219,11 @@ class PodGroups:
         if request.target_nodes is None:
             return found[1]
         return found[1] & np.isin(pool.nodes, list(request.target_nodes))
+
+
+def _demands(pod: PodRecord) -> tuple[object, ...]:
+    """Return what decides to which nodes a waiting pod could ever go."""
+    return pod.selection, pod.wishes, pod.memory_bytes
 
 
 def _selectable(node: NodeRecord | None) -> tuple[object, ...]:

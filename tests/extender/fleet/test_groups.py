@@ -12,6 +12,7 @@ from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.policy import GroupPolicy, Policy
 from extender.core.request.request import GpuRequest
+from extender.core.request.targets import parse_targets
 from extender.placement.placer import Victims
 from testkit.builders import GPU, pod_ref, ranking, rejected, request
 from testkit.world import World
@@ -56,6 +57,23 @@ def test_a_group_counts_its_pods_bound_assumed_and_waiting() -> None:
     assert sum(found.placed.values()) == 2
     assert found.rest == 2
     assert found.total is None  # no pod states the size
+
+
+def test_a_group_whose_pods_go_to_different_nodes_is_never_too_large() -> None:
+    made = world({"a": "1", "b": "1"}, cards=1)
+    elsewhere = (("idlegpu.io/target", "b"),)
+    waiting(made, "p-0", wishes=(("idlegpu.io/target", "a"),))
+    waiting(made, "p-1", wishes=elsewhere)
+    wanted = asked(2, targets=parse_targets("a"))
+
+    found = need(made, "p-0", wanted)
+
+    assert found is not None
+    assert found.total is None
+    waiting(made, "p-0", wishes=elsewhere)
+    found = need(made, "p-0", wanted)
+    assert found is not None
+    assert found.total == 2
 
 
 def test_a_size_from_an_object_counts_unless_the_pod_says_one() -> None:
