@@ -24,6 +24,9 @@ _ALONE: Final = re.compile(
 )
 """Ends of words that users write together with the next word: `rtx4090`, `3060ti`."""
 
+_SIZE: Final = re.compile(r"\b(\d+) ?gi?b?\b")
+"""Memory of a card in the spellings of users: `80G`, `80 GB`, `80GiB`."""
+
 _BETWEEN: Final = " | "
 """Separates the models of a node with several."""
 
@@ -54,6 +57,8 @@ def is_model(name: str, wanted: str) -> bool:
         (True, False)
         >>> is_model("nvidia geforce rtx 4090", "rtx4090"), is_model("nvidia l4", "L4-SHARED")
         (True, True)
+        >>> is_model("nvidia a100 sxm4 80gb", "A100-80G"), is_model("nvidia a10g", "A10")
+        (True, False)
         >>> is_model("tesla t4", "nvidia-tesla-t4"), is_model("nvidia a2 | nvidia t4", "T4")
         (True, False)
     """
@@ -63,7 +68,7 @@ def is_model(name: str, wanted: str) -> bool:
 
 
 def _words_of(model: str) -> frozenset[str]:
-    return frozenset(_ALONE.sub(r"\g<0> ", model).split())
+    return frozenset(_ALONE.sub(r"\g<0> ", _SIZE.sub(r"\1gb", model)).split())
 
 
 def _without_sharing(model: str) -> str:

@@ -33,6 +33,12 @@ _MINUTES: Final = re.compile(r"[0-9]{8}")
 
 _TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
 
+_GENERATED: Final = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}")
+"""Suffix that the API server adds to a `generateName` with a hyphen at its end."""
+
+_SUFFIX: Final = 6
+"""Length of this suffix."""
+
 _LIKENESS: Final = ("images", "requests")
 """Properties that make pods similar besides their owner, the most specific first."""
 
@@ -92,11 +98,18 @@ def _is_of_schedule(suffix: str, metadata: Mapping[str, object]) -> bool:
 def owner_key(namespace: str, owner: str, name: str) -> str:
     """Return the key of a pod's owner, or of the pod itself without an owner.
 
+    Pods without an owner whose names come from one `generateName` have the same key.
+
     Example:
         >>> owner_key("ns", "Job train", "train-x7k2p"), owner_key("ns", "", "alone")
         ('ns/Job train', 'ns/alone')
+        >>> owner_key("ns", "", "sweep-x7k2p") == owner_key("ns", "", "sweep-9vbnm")
+        True
     """
-    return f"{namespace}/{owner or name}"
+    if owner:
+        return f"{namespace}/{owner}"
+    is_generated = _GENERATED.fullmatch(name, len(name) - _SUFFIX) is not None
+    return f"{namespace}/{name[: 1 - _SUFFIX] if is_generated else name}"
 
 
 def kin_of(pod: Mapping[str, object]) -> Kin:
