@@ -22,8 +22,8 @@ from extender.core.decision.group_fit import Nearness, too_few
 from extender.core.decision.verdicts import NodeVerdict, gather
 from extender.core.decision.victims import batch_after
 from extender.core.nodes.assumed_pods import Assumption
-from extender.core.nodes.snapshot import Snapshot
-from extender.core.policy import Policy
+from extender.core.nodes.snapshot import NO_PRICE, Snapshot
+from extender.core.policy import Policy, PriceMode
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
@@ -263,9 +263,35 @@ class Placer:
     ) -> frozenset[str]:
         """Return the nodes that filter would accept without the victims.
 
-        Readings of a victim's devices then count for no pod. An unknown node is accepted. An
-        unknown victim has no GPU, so it releases none.
+        With strict prices these are the cheapest of them. Readings of a victim's devices then count
+        for no pod. An unknown node is accepted. An unknown victim has no GPU, so it releases none.
         """
+        accepted = self._accepted(pod, request, victims)
+        return self._without_dearer(request, accepted)
+
+    def _without_dearer(self, request: GpuRequest, nodes: frozenset[str]) -> frozenset[str]:
+        """Return the nodes without those that strict prices refuse."""
+        pool = self.fleet.snapshot().pools.get(request.resource)
+        is_strict = self.policy.prices.mode is PriceMode.STRICT
+        if pool is None or not is_strict or request.names_models or request.targets:
+            return nodes
+        prices = {node: pool.rows[pool.row_of[node]].price for node in nodes & pool.row_of.keys()}
+        least = min((price for price in prices.values() if price != NO_PRICE), default=NO_PRICE)
+        return frozenset(node for node in nodes if prices.get(node, NO_PRICE) in {least, NO_PRICE})
+
+    def accepting(self, pod: PodRef, request: GpuRequest, nodes: Iterable[str]) -> list[str]:
+        """Return the nodes that filter would accept now, without evaluating any others.
+
+        Each node by itself: a cheaper one does not exclude it.
+        """
+        as_they_are = [Victims(node=node, uids=frozenset()) for node in nodes]
+        accepted = self._accepted(pod, request, as_they_are)
+        return [victims.node for victims in as_they_are if victims.node in accepted]
+
+    def _accepted(
+        self, pod: PodRef, request: GpuRequest, victims: Iterable[Victims]
+    ) -> frozenset[str]:
+        """Return the nodes that would suit the pod without the victims, at any price."""
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)
         if self._is_group_too_large(pod, request, snapshot, overlays):
@@ -275,12 +301,6 @@ class Placer:
             for candidate in victims
             if self._accepts(snapshot, request, overlays, candidate)
         )
-
-    def accepting(self, pod: PodRef, request: GpuRequest, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes that filter would accept now, without evaluating any others."""
-        as_they_are = [Victims(node=node, uids=frozenset()) for node in nodes]
-        accepted = self.accepts_without(pod, request, as_they_are)
-        return [victims.node for victims in as_they_are if victims.node in accepted]
 
     def _accepts(
         self,

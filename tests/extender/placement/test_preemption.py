@@ -7,7 +7,7 @@ import pytest
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.policy import LoadFilter, Policy
+from extender.core.policy import LoadFilter, Policy, PriceMode, Prices
 from extender.core.request.request import GpuRequest
 from extender.core.steps import finish
 from extender.fleet.allocation import MAX_DEVICES
@@ -86,6 +86,25 @@ def test_no_pod_is_evicted_beside_a_free_gpu_that_is_busy(is_mapped: bool) -> No
     world.read_after(300, times=2)
 
     assert not accepts(world, request(2, requires_idle=True), "a")
+
+
+@pytest.mark.parametrize(("models", "accepted"), [((), {"cheap"}), (("H100",), {"cheap", "dear"})])
+def test_under_strict_prices_no_pod_is_evicted_from_a_dearer_node_than_another_that_would_do(
+    models: tuple[str, ...], accepted: set[str]
+) -> None:
+    world = World(Policy(prices=Prices(mode=PriceMode.STRICT, entries={"T4": 0.5, "H100": 4.0})))
+    victims = []
+    for node, model in (("cheap", "Tesla T4"), ("dear", "NVIDIA H100 80GB HBM3")):
+        world.add_node(node)
+        card = world.card(node)
+        card.info = replace(card.info, model=model)
+        world.bind(node, node, on=[card])
+        victims.append(Victims(node=node, uids=frozenset({f"uid-{node}"})))
+    world.read_after(300)
+
+    asked = request(preferred_models=models)
+    assert world.placer.accepts_without(pod_ref("new"), asked, victims) == accepted
+    assert world.placer.accepts_without(pod_ref("new"), asked, victims[1:]) == {"dear"}
 
 
 def test_a_node_that_preemption_cannot_help_is_no_candidate() -> None:
