@@ -148,7 +148,7 @@ def test_what_is_missing_of_memory_follows_from_the_rest(
             0.2,
             id="the-busiest-two",
         ),
-        pytest.param({"GPU_UTILIZATION": 0.9, "POWER": 392.0}, 0.2, id="power-bears-it-out"),
+        pytest.param({"GPU_UTILIZATION": 0.9, "POWER": 386.4}, 0.2, id="power-bears-it-out"),
         pytest.param(
             {"GPU_UTILIZATION": 1.0, "POWER": 294.0}, 0.0, id="idle-t4-without-persistence"
         ),
