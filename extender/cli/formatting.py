@@ -176,9 +176,17 @@ def parse_span(text: str) -> int:
 
 
 class Span(click.ParamType[int]):
-    """Option type for a duration such as 1h, in seconds."""
+    """Option type for a duration such as 1h, in seconds.
+
+    Args:
+        low: shortest duration in seconds, 0 for none.
+        high: longest duration in seconds, 0 for none.
+    """
 
     name = "time"
+
+    def __init__(self, low: int = 0, high: int = 0) -> None:
+        self._low, self._high = low, high
 
     @override
     def convert(
@@ -188,9 +196,13 @@ class Span(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return parse_span(str(value))
+            seconds = parse_span(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._high and not self._low <= seconds <= self._high:
+            bounds = f"{span(self._low)} to {span(self._high)}"
+            self.fail(f"{value!r}: must be a time from {bounds}", param, ctx)
+        return seconds
 
 
 class Whole(click.IntRange):
@@ -252,6 +264,12 @@ def number_option(
         type=Whole(number.low, number.high),
         help=text,
     )
+
+
+def span_of(route: Route[Any], name: str) -> Span:
+    """Return the type of an option that becomes a parameter of a route in seconds."""
+    number = route.number(name)
+    return Span(number.low, number.high)
 
 
 def _within(bounds: click.IntRange | click.FloatRange) -> str:

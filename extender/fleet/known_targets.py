@@ -59,14 +59,14 @@ def _is_free(target: Target, request: GpuRequest, snapshot: Snapshot, store: Dev
     free = {
         slot
         for slot, used in zip(row.slots, row.used, strict=True)
-        if used < row.replicas and not _is_bad(slot, row, snapshot.telemetry)
+        if used < row.replicas and not is_bad(slot, row, snapshot.telemetry)
     }
     known = rows_by_index(target.node, store)
     suitable = sum(not free.isdisjoint(known.get(index, ())) for index in target.devices)
     return suitable >= min(request.count, len(target.devices))
 
 
-def _is_bad(slot: int, row: PoolRow, telemetry: Telemetry) -> bool:
+def is_bad(slot: int, row: PoolRow, telemetry: Telemetry) -> bool:
     """Return whether a device cannot work, or is used whole by processes outside Kubernetes."""
     if slot >= len(telemetry.is_excluded):  # the device is newer than the snapshot
         return False

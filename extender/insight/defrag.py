@@ -10,9 +10,10 @@ import numpy as np
 from extender.answers.fleet import MovePlan, PodMove
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.snapshot import Pool, Rows
+from extender.core.nodes.snapshot import Pool, PoolRow, Rows, Telemetry
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.fleet.known_targets import is_bad
 from extender.insight.stranded import HostPods, count_usable, find_needs
 from extender.server.redaction import of_pod, pod_key
 from extender.sources.kubernetes.host_use import PlacedPod
@@ -142,7 +143,7 @@ def find_plans(
     """Find the fewest moves that free devices on one node, in cooperative steps.
 
     Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices do not
-    count as free.
+    count as free, nor do devices that cannot work or are used whole from outside Kubernetes.
 
     Args:
         fleet: the fleet.
@@ -151,7 +152,8 @@ def find_plans(
         is_open: returns whether kube-scheduler may place pods on a node.
         host_pods: returns the CPU, memory and storage of the pods.
     """
-    pool = fleet.snapshot().pools.get(resource)
+    snapshot = fleet.snapshot()
+    pool = snapshot.pools.get(resource)
     if pool is None:
         return Defrag()
     overlay = fleet.ledger.overlays(without="").get(resource, {})
@@ -166,11 +168,12 @@ def find_plans(
         if node not in fleet.nodes or not is_open(node) or row.is_reconfiguring:
             continue
         assumed = sum(tenant.count for tenant in overlay.get(node, ()))
-        free[at] = max(row.allocatable - row.held - assumed, 0)
+        bad_free, bad = _bad(row, snapshot.telemetry)
+        free[at] = max(row.allocatable - row.held - assumed - bad_free, 0)
         missing = gpus - _leaving(fleet, node, resource) - int(free[at])
-        if count_usable(fleet.nodes[node], resource, row, needs) - assumed >= gpus:
+        if count_usable(fleet.nodes[node], resource, row, needs) - assumed - bad_free >= gpus:
             ready.append(node)
-        elif free[at] >= gpus or row.allocatable < gpus:
+        elif free[at] >= gpus or row.allocatable - bad < gpus:
             continue
         elif least := _fewest(fleet, node, resource, missing):
             wanted.append((len(least), sum(count for _, count in least), node, missing))
@@ -186,6 +189,17 @@ def find_plans(
         plans.append(_plan(fleet, pool, node, missing, room, host_pods))
     plans.sort(key=lambda plan: plan.cost)
     return Defrag(ready=tuple(ready), plans=tuple(plans))
+
+
+def _bad(row: PoolRow, telemetry: Telemetry) -> tuple[int, int]:
+    """Return the replicas on bad devices that a node offers: the free ones, and all."""
+    free = every = 0
+    for slot, used in zip(row.slots, row.used, strict=True):
+        if is_bad(slot, row, telemetry):
+            free += max(row.replicas - used, 0)
+            every += row.replicas
+    # The kubelet withdraws bad devices first.
+    return max(free - row.withdrawn, 0), max(every - row.withdrawn, 0)
 
 
 def _leaving(fleet: Fleet, node: str, resource: str) -> int:

@@ -25,7 +25,8 @@ _SHOWN_HOLDERS = 3
               help="Only GPUs and pods of this node.")  # fmt: skip
 @click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
               help="Only pods of this namespace.")  # fmt: skip
-@click.option("--over", default="1h", show_default=True, type=formatting.Span(), metavar="TIME",
+@click.option("--over", default="1h", show_default=True, metavar="TIME",
+              type=formatting.span_of(ADVICE, "over"),
               help="Period to evaluate (1d, 7d); beyond 1h Prometheus is queried.")  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Include GPUs that need no change.")
 @formatting.number_option(ADVICE, "limit", "Largest number of GPUs, and of pods, to show.")

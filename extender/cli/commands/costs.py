@@ -4,7 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.answers.holding import CostGroup, Costs, Usage, UsageFigures
-from extender.answers.routes import COSTS
+from extender.answers.routes import COSTS, USAGE
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.session import Session, connected
@@ -27,7 +27,7 @@ _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     "--idle-for",
     default="0",
     show_default=True,
-    type=formatting.Span(),
+    type=formatting.span_of(COSTS, "idle_for"),
     metavar="TIME",
     help="Only pods whose GPUs have been idle this long (30m, 1h, 1d12h); 0 for every holder.",
 )
@@ -37,7 +37,7 @@ _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     "--some", is_flag=True, help="With --idle-for, include pods that use some of their GPUs."
 )
 @click.option(
-    "--since", default=0, type=formatting.Span(), metavar="TIME",
+    "--since", default=0, type=formatting.span_of(USAGE, "since"), metavar="TIME",
     help="Of all pods in this time (1d, 7d), also those that have ended, by namespace and owner.",
 )  # fmt: skip
 @formatting.number_option(COSTS, "limit", "Largest number of groups to show.")

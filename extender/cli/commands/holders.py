@@ -31,7 +31,7 @@ _WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
     "--idle-for",
     default="1h",
     show_default=True,
-    type=formatting.Span(),
+    type=formatting.span_of(HOLDERS, "idle_for"),
     metavar="TIME",
     help="Only pods idle for at least this long (30m, 1h, 1d12h); 0 lists every holder.",
 )

@@ -45,7 +45,9 @@ def command(
         raise click.UsageError("say what to size: -f FILE, --image, --owner or --text")
     kind, _, name = owner.partition("/")
     if owner and not (kind and name):
-        raise click.BadParameter("must be KIND/NAME, such as Deployment/chat", param_hint="--owner")
+        raise click.BadParameter(
+            f"{owner!r}: must be KIND/NAME, such as Deployment/chat", param_hint="--owner"
+        )
     found = propose_for(
         lambda pod, of: session.client.measured(pod, owner=of),
         documents=load_documents(file) if file else (),

@@ -12,7 +12,7 @@ from extender.insight.defrag import find_plans
 from extender.sources.kubernetes.host_use import PlacedPod
 from testkit.api_requests import get
 from testkit.builders import GPU
-from testkit.cards import IDLE
+from testkit.cards import IDLE, Gpu
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
@@ -84,6 +84,20 @@ async def test_closed_nodes_are_neither_freed_nor_filled(world: World, client: C
     hold(world, "a", 2)
     hold(world, "b", 1)
     world.register_node("c", gpus=4, taints=(Taint(key="team", value="x"),))
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    assert answer["ready"] == []
+    assert {plan["node"] for plan in answer["plans"]} == {"a", "b"}
+    assert {move["to"] for plan in answer["plans"] for move in plan["moves"]} == {"a", "b"}
+
+
+async def test_nodes_with_broken_gpus_are_neither_ready_nor_filled(
+    world: World, client: Client
+) -> None:
+    hold(world, "a", 2)
+    hold(world, "b", 1)
+    world.live({"a": [IDLE] * 4, "b": [IDLE] * 4, "c": [Gpu(xid=79.0)] * 4}, 60)
 
     answer = await get(client, "/v1/defrag", gpus="4")
 

@@ -205,7 +205,7 @@ export class Decisions {
   askWhy() {
     if (this.lost.isUnderWay || this.isResting) return;
     const ids = [...new Set(this.wanted)].filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
-    this.wanted = ids; // until answered: a failed request is repeated with the next one
+    this.wanted = [...ids]; // until answered: a failed request is repeated with the next one
     if (!ids.length) return;
     this.lost.ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (answer) => {
       for (const id of ids) this.showWhy(id, answer.lost_by[id] ?? "");
@@ -303,7 +303,7 @@ function explained(answer) {
     (answer.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
       node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
       node.reason ? h("p", { class: "why" }, node.reason) : null,
-      node.lost_by ? h("p", { class: "muted" }, `Behind the first choice: ${node.lost_by}`) : null,
+      node.lost_by && !node.rejection ? h("p", { class: "muted" }, `Behind the first choice: ${node.lost_by}`) : null,
       h("p", { class: "muted" }, `${node.idle} idle of ${node.landing} possible GPUs; needs ${node.needed}. ${node.model}`),
       node.parts?.length ? h("details", {}, h("summary", { class: "muted" }, "Parts of the score"), h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(6)}`), h("td", { class: "num" }, `+${part.adds.toFixed(6)}`))),
         node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, `certainty without ${one.name}`), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`)))))) : null,

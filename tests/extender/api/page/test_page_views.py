@@ -48,6 +48,21 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
         await expect(row).not_to_have_attribute("aria-current", "true")
 
 
+async def test_every_decision_in_view_says_why_its_runner_up_lost(
+    browser: Browser, why_world: World
+) -> None:
+    names = ("a", "b", "c")
+    for name in names:
+        await decide(why_world, name, "idle", "full")
+    async with (
+        serving(why_world) as server,
+        looking(browser, server, "?view=decisions") as (page, _),
+    ):
+        for name in names:
+            row = page.get_by_role("row", name=f"team/{name}")
+            await expect(row.locator(".reason")).not_to_be_empty()
+
+
 async def test_an_explanation_has_each_signal_with_its_source_and_age(
     browser: Browser, why_world: World
 ) -> None:
