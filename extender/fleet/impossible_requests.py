@@ -27,7 +27,11 @@ def request_problems(
     pool = snapshot.pools.get(request.resource)
     if pool is None or not request.memory_bytes:
         return
-    most = largest_bytes(pool.batch, estimates(policy))
+    batch = pool.batch
+    largest_card = batch.telemetry.memory_total_bytes.max(initial=0.0)
+    if request.memory_bytes <= largest_card and not batch.is_mps.any():
+        return  # the usual case, without the slower look at shares
+    most = largest_bytes(batch, estimates(policy))
     if 0 < most < request.memory_bytes:
         source = request.memory_source
         yield AnnotationProblem(

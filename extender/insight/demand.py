@@ -85,23 +85,27 @@ class Supply:
             if record is None or label is None:  # the node came or went since this count began
                 continue
             row, own = pool.rows[at], self._models[by_labels[at]]
-            words = [self._word(slot, own) for slot in row.slots]
-            all_of, idle_of = Counter(words), Counter(compress(words, slots_idle[at]))
+            models = list(map(self._model_of, row.slots))
+            if len(set(models)) == 1:  # the usual case
+                word = self._word(models[0], own)
+                all_of, idle_of = {word: len(models)}, {word: sum(slots_idle[at])}
+            else:
+                words = [self._word(model, own) for model in models]
+                all_of, idle_of = Counter(words), Counter(compress(words, slots_idle[at]))
             accepts = record.is_ready and not record.is_unschedulable
             left = idle[at] if accepts else 0
             usable = count_usable(record, pool.resource, row, self._needs) if left else 0
             for model, count in all_of.items():
                 key = (label if label in self._labelled else OTHER, pool.resource, model)
-                free = min(idle_of[model], left)
+                free = min(idle_of.get(model, 0), left)
                 used = min(free, usable)
                 left, usable = left - free, usable - used
                 self._all[key] += count
                 self._idle[key] += used
                 self._stranded[key] += free - used
 
-    def _word(self, row: int, by_labels: str) -> str:
+    def _word(self, model: str, by_labels: str) -> str:
         """Return the word for a device's model, by default the one by its node's labels."""
-        model = self._model_of(row)
         if model not in self._words:
             self._words[model] = _model_word(model)
         return self._words[model] if model else by_labels
