@@ -6,6 +6,7 @@ from typing import Final
 import pytest
 import yaml
 
+from extender.core.prices import SPOT_LABELS
 from simulation.models import A100_40GB, A100_80GB, V100
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import EXAMPLES
@@ -151,8 +152,9 @@ def test_spot_nodes_are_asked_for_by_label_tolerated_by_taint_and_no_failure_whe
     tolerated = {each["key"] for each in pod_of("gpu-spot")["tolerations"]}
     (rule,) = workload("gpu-spot")["spec"]["podFailurePolicy"]["rules"]
 
-    assert {"cloud.google.com/gke-spot", "eks.amazonaws.com/capacityType"} <= labels
-    assert tolerated - {"nvidia.com/gpu"} <= labels
+    # All labels by which prices know spot nodes, but that of nodes that GKE no longer makes.
+    assert labels == {label for label, _ in SPOT_LABELS} - {"cloud.google.com/gke-preemptible"}
+    assert tolerated - {"nvidia.com/gpu", "spot"} <= labels
     assert rule["action"] == "Ignore"
 
 
