@@ -416,7 +416,9 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
         pytest.param({"agent": {"env": [{"value": "x"}]}}, "name", id="no-name"),
         pytest.param({"components": ["no-such"]}, "components/0", id="unknown-component"),
         pytest.param(
-            {"components": ["certs-job", "cert-manager"]}, "components", id="two-that-make-secrets"
+            {"components": ["certs-job", "cert-manager"]},
+            "certs-job and cert-manager make the same Secrets",
+            id="two-that-make-secrets",
         ),
         pytest.param({"scheduler": {"enable": True}}, "enable", id="unknown-of-scheduler"),
         pytest.param(
