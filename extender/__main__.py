@@ -67,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_SETTINGS
     if arguments.check_config:
         warnings = "".join(f"warning: {warning}\n" for warning in loaded.warnings)
+        if path is not None and not path.read_bytes().strip():
+            warnings += (
+                f"warning: {path}: is empty: write {{}}, an extender reloads no empty file\n"
+            )
         sys.stdout.write(f"{path}: ok\n{warnings}{_describe_settings(loaded.settings)}")
         return EXIT_OK
     return _serve(loaded, path)

@@ -106,6 +106,16 @@ def test_good_settings_are_ok_and_shown(
     ]
 
 
+def test_an_empty_file_is_valid_at_a_start_and_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("\n")
+
+    assert main(["--check-config", str(path)]) == 0
+    assert f"warning: {path}: is empty: write {{}}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", ["--check-config", "--config"])
 def test_bad_settings_end_with_status_2_and_every_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
