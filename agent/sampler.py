@@ -28,10 +28,13 @@ from agent.tenants.kubelet_flags import UNKNOWN, KubeletFlags, Topology
 from extender.core.decision.signals import agreed_activity
 from extender.core.devices.readings import Signal
 from extender.core.xids import RECOVERY_CHANGED
+from extender.runtime.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
 _REPORTED: Final = tuple(signal.value for signal in Signal)
+_PAUSE_SECONDS: Final = 0.1
+"""Shortest time between two passes: XID errors that follow each other share a pass."""
 _DIGITS: Final = 4
 """Decimal places of reported values: 0.0001 and 0.1 mW are finer than any measurement."""
 
@@ -330,6 +333,7 @@ class Sampler:
         self._monotonic = monotonic
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+        self._throttle = LogThrottle(monotonic=monotonic)
         self._unreadable_since: float | None = None
         self.watcher = XidWatcher(backend, self._deliver, monotonic=monotonic)
         self.session = Session(
@@ -360,6 +364,7 @@ class Sampler:
             await self.sample()
             due = max(due + self._options.period_seconds, now := self._monotonic())
             timer = loop.call_later(due - now, self._wake.set)
+            await asyncio.sleep(min(_PAUSE_SECONDS, due - now))
             await self._wake.wait()
             timer.cancel()
             self._wake.clear()
@@ -438,10 +443,10 @@ class Sampler:
 
     def _note_xid(self, event: XidEvent) -> None:
         self.xids.add(event, self._clock())
-        logger.warning(
-            "XID error",
-            extra={"gpu": event.uuid, "instance": event.gpu_instance_id, "xid": event.xid},
-        )
+        unlogged = self._throttle.due(event)
+        if unlogged is not None:
+            extra = {"gpu": event.uuid, "instance": event.gpu_instance_id, "xid": event.xid}
+            logger.warning("XID error", extra={**extra, "also_unlogged": unlogged})
         if event.xid == RECOVERY_CHANGED:  # the recovery action is a slow-changing value
             self.session.request_slow_read()
         self._wake.set()

@@ -13,6 +13,9 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 1.0
 """Duration of one wait, and so the longest time until a stopped thread ends."""
 
+_PAUSE_SECONDS: Final = 0.01
+"""Pause between two waits: a card may raise thousands of errors a second, or return at once."""
+
 _JOIN_SECONDS: Final = 3.0
 _OVERDUE_SECONDS: Final = 10.0
 """A wait that exceeds its duration by this much hangs in the driver."""
@@ -168,6 +171,7 @@ class _CardWatch:
                 self._problem = ""
                 if event is not None:
                     self._deliver(event)
+                self.stopping.wait(_PAUSE_SECONDS)
         finally:
             if not self.is_abandoned:  # an abandoned handle may be of an earlier NVML session
                 source.close()

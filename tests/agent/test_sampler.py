@@ -359,6 +359,25 @@ async def test_an_xid_is_reported_and_evaluated_at_once(rig: Rig) -> None:
     assert report.devices[0].xid_age_seconds is None
 
 
+async def test_many_xids_share_a_pass_and_a_log_line(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = Sampler(rig.backend, replace(OPTIONS, period_seconds=60.0), monotonic=rig.clock)
+    running = asyncio.create_task(sampler.run())
+    await until(sampler, lambda _: True)
+
+    for _ in range(1000):
+        sampler._note_xid(XidEvent(uuid="GPU-1", gpu_instance_id=None, xid=31))
+        await asyncio.sleep(0)
+    await until(sampler, lambda report: Signal.XID in report.signals)
+    running.cancel()
+    sampler.close()
+
+    assert sampler.passes < 10
+    assert sampler.xids.counts == {("GPU-1", 31): 1000}
+    assert [record.message for record in caplog.records].count("XID error") == 1
+
+
 @pytest.mark.parametrize(
     ("at", "age"),
     [

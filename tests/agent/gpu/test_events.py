@@ -57,6 +57,16 @@ def test_events_are_delivered_immediately(rig: Rig) -> None:
     assert [rig.events.get(timeout=10).xid for _ in range(2)] == [13, 79]
 
 
+def test_a_card_whose_waits_return_at_once_takes_no_whole_core(rig: Rig) -> None:
+    rig.backend.event_seconds = 0.0
+    rig.watcher.watch(rig.cards()[:1])
+    until(lambda: rig.backend.calls["wait", "GPU-0"] > 0)
+
+    threading.Event().wait(0.2)
+
+    assert rig.backend.calls["wait", "GPU-0"] < 30
+
+
 def test_an_unchanged_card_keeps_its_thread(rig: Rig) -> None:
     rig.watcher.watch(rig.cards())
     until(lambda: rig.backend.watched == {"GPU-0", "GPU-1"})
