@@ -1,5 +1,6 @@
 """Read one card and its MIG instances; handle failed and unsupported calls."""
 
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -162,18 +163,14 @@ class ProcessRates:
         self._ratios: dict[int, float] = {}
 
     def since(self, now: float) -> int:
-        """Return the time after which samples are new, in microseconds since the epoch.
-
-        The first call returns the last second. From time 0 the driver would return every sample
-        since it was loaded, including those of ended processes.
-        """
-        return self._since or int((now - 1) * _MICROSECONDS)
+        """Return the time after which samples are new, in microseconds since the epoch."""
+        return _new_since(self._since, now)
 
     def update(self, lines: Sequence[ProcessRate]) -> None:
         """Replace the rates by those of new samples; a process without new samples is idle."""
+        self._since = max((line.at_microseconds for line in lines), default=self._since)
         by_pid: defaultdict[int, list[float]] = defaultdict(list)
         for line in lines:
-            self._since = max(self._since, line.at_microseconds)
             by_pid[line.pid].append(min(max(line.utilization_ratio, 0.0), 1.0))
         self._ratios = {pid: sum(ratios) / len(ratios) for pid, ratios in by_pid.items()}
 
@@ -188,6 +185,25 @@ class ProcessRates:
             else msgspec.structs.replace(process, utilization_ratio=self._ratios[process.pid])
             for process in processes
         )
+
+
+def _new_since(newest: int, now: float) -> int:
+    """Return the time after which samples are new, in microseconds since the epoch.
+
+    At first, and after a sample from the future, this is the last second. From time 0 the driver
+    would return every sample since it was loaded, including those of ended processes. After a time
+    in the future, as when the clock was set back, it would return none.
+
+    Args:
+        newest: time of the newest sample so far, 0 before the first.
+        now: seconds since the epoch.
+    """
+    return newest if 0 < newest <= now * _MICROSECONDS else int((now - 1) * _MICROSECONDS)
+
+
+def _finite(values: Values) -> Values:
+    """Return the values that are finite numbers: a malformed answer counts as missing."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 class CardReader:
@@ -303,8 +319,8 @@ class CardReader:
             **self._counter_rates.rates(counters, now),
             **self._remapped_rows.recent(self._slow.get(Call.REMAPPED_ROWS, {}), now),
         }
-        if Call.NVLINKS in self._slow:
-            self.max_links = max(self.max_links, self._slow[Call.NVLINKS][Extra.NVLINKS_UP])
+        links = self._slow.get(Call.NVLINKS, {})
+        self.max_links = max(self.max_links, links.get(Extra.NVLINKS_UP, 0.0))
 
     def _read_whole(
         self, tracker: CallTracker, now: float, shared: Values, due: tuple[bool, bool]
@@ -396,7 +412,7 @@ class CardReader:
         utilization is not activity: a model that waits for requests is idle.
         """
         values.update(self._read(tracker, Call.RATES) or {})
-        since = self._samples_since or int((now - 1) * _MICROSECONDS)
+        since = _new_since(self._samples_since, now)
         samples = (
             self._call(tracker, "samples", None, self._backend.samples, self.card, since) or ()
         )
@@ -469,7 +485,7 @@ class CardReader:
         )
         return {
             name: min(value, 1.0) if name.endswith("_ratio") else value
-            for name, value in (values or {}).items()
+            for name, value in _finite(values or {}).items()
         }
 
     def _read(
@@ -481,7 +497,8 @@ class CardReader:
     ) -> Values | None:
         """Return the values of one call for the card or an instance; None if the call fails."""
         target = self.card.handle if handle is None else handle
-        return self._call(tracker, call.value, instance, self._backend.read, call, target)
+        values = self._call(tracker, call.value, instance, self._backend.read, call, target)
+        return None if values is None else _finite(values)
 
     def _call(
         self,

@@ -25,7 +25,7 @@ from agent.gpu.backend import (
     XidEvent,
 )
 from agent.gpu.nvml_calls import NO_SUCH_LINK, READS, Library, number, text
-from extender.core.devices.readings import Signal
+from extender.core.devices.readings import LARGEST_XID, Signal
 
 _T = TypeVar("_T")
 
@@ -172,9 +172,15 @@ class Nvml:
         return count
 
     def card(self, index: int) -> Card:
-        """Return the card at an index."""
+        """Return the card at an index.
+
+        Raises:
+            ValueError: the card has no UUID.
+        """
         handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index)
         uuid = text(self._nvml.call("nvmlDeviceGetUUID", handle))
+        if not uuid:
+            raise ValueError(f"the driver reports no UUID of GPU {index}")
         unread: list[NvmlError] = []
 
         def read(name: str, parse: Callable[[Any], _T]) -> _T | None:
@@ -245,10 +251,13 @@ class Nvml:
         # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": a compute instance on a 3g.20gb GPU instance.
         profile = text(self._nvml.call("nvmlDeviceGetName", handle)).rpartition(" MIG ")[2]
         compute, dot, rest = profile.partition(".")
+        gpu_instance_id = int(self._nvml.call("nvmlDeviceGetGpuInstanceId", handle))
+        if not 0 <= gpu_instance_id < _NO_INSTANCE:
+            raise ValueError(f"the driver reports the GPU instance {gpu_instance_id}")
         return Instance(
             handle=handle,
             uuid=text(self._nvml.call("nvmlDeviceGetUUID", handle)),
-            gpu_instance_id=int(self._nvml.call("nvmlDeviceGetGpuInstanceId", handle)),
+            gpu_instance_id=gpu_instance_id,
             profile=rest if dot and compute.endswith("c") else profile,
         )
 
@@ -385,7 +394,12 @@ class _NvmlEvents:
             raise
 
     def wait(self, seconds: float) -> XidEvent | None:
-        """Wait for the next XID event and return it; None if none arrives within `seconds`."""
+        """Wait for the next XID event and return it; None if none arrives within `seconds`.
+
+        Raises:
+            NvmlError: waiting failed.
+            ValueError: the event has no valid XID.
+        """
         try:
             data = self._nvml.call("nvmlEventSetWait_v2", self._set, int(seconds * 1000))
         except NvmlError as error:
@@ -394,11 +408,13 @@ class _NvmlEvents:
             raise
         if not data.eventType & _XID_EVENTS:
             return None
-        instance = int(data.gpuInstanceId)
+        instance, xid = int(data.gpuInstanceId), int(data.eventData)
+        if xid > LARGEST_XID:
+            raise ValueError(f"the driver reports XID {xid}: must be at most {LARGEST_XID}")
         return XidEvent(
             uuid=self._uuid,
             gpu_instance_id=None if instance == _NO_INSTANCE else instance,
-            xid=int(data.eventData),
+            xid=xid,
         )
 
     def close(self) -> None:

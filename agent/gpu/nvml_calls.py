@@ -40,6 +40,8 @@ NO_SUCH_LINK: Final = frozenset(
 """Errors for links, and for counters of links, that the card does not have."""
 
 _FABRIC_COMPLETED, _FABRIC_FAILED = 3, 4
+_MAX_TEXT: Final = 256
+"""Maximum length of a name or id; NVML's own buffers have at most 96 bytes."""
 _TYPE_FIELDS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Fields of NVML's value union by value type; only the field of the type is valid."""
 
@@ -166,10 +168,13 @@ def text(value: Any) -> str:
 
     Raises:
         TypeError: the value is not text.
+        ValueError: the text is too long, or has control characters.
     """
     found = value.decode() if isinstance(value, bytes) else value
     if not isinstance(found, str):
         raise TypeError(f"not text: {found!r}")
+    if len(found) > _MAX_TEXT or not found.isprintable():
+        raise ValueError(f"neither a name nor an id: {found[:_MAX_TEXT]!r}")
     return found
 
 

@@ -181,11 +181,12 @@ class Session:
             (p for name, p in self._hang_problems.items() if name not in self._last), None
         )
         unopened: dict[str, Problem] = {}
-        cards = [
-            card
-            for index in range(count)
-            if (card := self._open(tracker, index, skipped, unopened))
-        ]
+        by_uuid: dict[str, Card] = {}
+        for index in range(count):
+            card = self._open(tracker, index, skipped, unopened)
+            if card is not None and by_uuid.setdefault(card.uuid, card) is not card:
+                unopened[f"GPU {index}"] = _twice_problem(card)
+        cards = list(by_uuid.values())
         found = {card.uuid for card in cards} | set(skipped)
         self._watcher.watch(cards, unchanged=skipped)
         for card in cards:
@@ -405,6 +406,14 @@ def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Itera
 
 def _empty_reading(card: Card) -> DeviceReading:
     return DeviceReading(card=card, topology=_UNKNOWN_TOPOLOGY)
+
+
+def _twice_problem(card: Card) -> Problem:
+    return Problem(
+        code=Code.Unknown.name,
+        text=f"cannot open GPU {card.index}: the driver reports the UUID {card.uuid} twice: see "
+        "dmesg for driver errors",
+    )
 
 
 def _missing_problem(uuid: str) -> Problem:

@@ -1,10 +1,20 @@
 """Reads of a card and its instances, sources of utilization, and failed calls."""
 
+import math
 from collections import Counter
 
 import pytest
 
-from agent.gpu.backend import Call, Code, NvmlError, ProcessList, ProcessRate, ProcessUse, Sample
+from agent.gpu.backend import (
+    Call,
+    Code,
+    Extra,
+    NvmlError,
+    ProcessList,
+    ProcessRate,
+    ProcessUse,
+    Sample,
+)
 from agent.gpu.card_reader import CardReader
 from agent.gpu.reading import INSTANCE_SIGNALS, DeviceReading
 from agent.gpu.worker import CallTracker
@@ -339,6 +349,34 @@ def test_after_a_pause_every_sample_of_the_pause_counts_once() -> None:
     rig.now += 3
 
     assert rig.one().values[Signal.GPU_UTILIZATION] == pytest.approx(0.6)
+
+
+def test_samples_from_the_future_do_not_hide_later_ones() -> None:
+    rig = Rig(old_card())
+    rig.scripted.samples = [Sample(at_microseconds=int((NOW + 600) * MICROSECONDS), ratio=0.9)]
+    rig.one()
+    rig.scripted.samples = [Sample(at_microseconds=int((NOW + 1.5) * MICROSECONDS), ratio=0.4)]
+
+    reading = rig.one()
+
+    assert (reading.source, reading.values[Signal.GPU_UTILIZATION]) == ("samples", 0.4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_finite_number_is_missing(value: float) -> None:
+    rig = Rig(ScriptedCard("GPU-1"))
+    rig.scripted.set(Call.CLOCK_EVENTS, CLOCK_EVENT_REASONS=value)
+    rig.scripted.values[Call.NVLINKS] = {Extra.NVLINKS_UP: value}
+    rig.scripted.gpm = {**IDLE_GPM, Signal.SM_ACTIVE: value}
+    rig.one()
+    rig.scripted.values[Call.NVLINKS] = {Extra.NVLINKS_UP: 4.0}
+
+    missing = rig.one()
+    rig.now += 10
+
+    assert {Signal.CLOCK_EVENT_REASONS, Signal.SM_ACTIVE}.isdisjoint(missing.values)
+    assert Signal.GRAPHICS_ACTIVE in missing.values
+    assert rig.one().values.get(Signal.NVLINKS_DOWN, 0.0) == 0.0, "nor is it remembered"
 
 
 def test_samples_out_of_range_do_not_count() -> None:

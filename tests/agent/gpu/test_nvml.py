@@ -426,3 +426,22 @@ def test_an_absurd_number_of_cards_is_an_error_and_no_endless_list(count: int) -
 
     with pytest.raises(ValueError, match="cards"):
         nvml_on(replay).count()
+
+
+@pytest.mark.parametrize("uuid", ["", b"", "x" * 257, "GPU-\x9b1", b"\xff", None, 7], ids=repr)
+def test_a_card_without_a_valid_uuid_cannot_be_opened(uuid: object) -> None:
+    replay = Replay()
+    replay.instead["nvmlDeviceGetUUID"] = lambda _: uuid
+
+    with pytest.raises((TypeError, ValueError)):
+        nvml_on(replay).card(0)
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "H200\u202e", "H200\n", "\ud800"], ids=repr)
+def test_a_malformed_name_is_unknown(name: str) -> None:
+    replay = Replay()
+    replay.instead["nvmlDeviceGetName"] = lambda _: name
+
+    card = nvml_on(replay).card(0)
+
+    assert (card.model, len(card.unread)) == ("", 1)

@@ -95,6 +95,18 @@ def test_an_xid_of_an_instance_has_its_id() -> None:
     assert (found.xid, found.gpu_instance_id) == (43, 5)
 
 
+def test_an_event_with_an_impossible_xid_is_an_error() -> None:
+    replay = Replay()
+    replay.instead["nvmlEventSetCreate"] = lambda: "set"
+    replay.instead["nvmlDeviceRegisterEvents"] = lambda *_: None
+    nvml = nvml_on(replay)
+    source = nvml.events(nvml.card(0))
+    replay.instead["nvmlEventSetWait_v2"] = lambda *_: event(replay.handle, 2**64 - 1)
+
+    with pytest.raises(ValueError, match="at most 1000"):
+        source.wait(0.0)
+
+
 @pytest.mark.parametrize("code", [3, 15, 999])
 def test_a_failed_registration_frees_the_event_set(code: int) -> None:
     freed: list[object] = []

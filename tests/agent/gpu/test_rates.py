@@ -139,6 +139,16 @@ def test_samples_are_new_since_the_newest_one_and_at_first_since_a_second() -> N
     assert rates.since(START + 9) == int((START + 4) * 1e6)
 
 
+@pytest.mark.parametrize("ahead", [0.1, 600.0, 1e12], ids=["clock", "set-back", "malformed"])
+def test_samples_from_the_future_do_not_hide_later_ones(ahead: float) -> None:
+    rates = ProcessRates()
+    rates.update([sample(7, START + ahead, 0.5)])
+
+    assert rates.since(START) == int((START - 1) * 1e6)
+    rates.update([sample(7, START + 1, 0.2)])
+    assert rates.since(START + 2) == int((START + 1) * 1e6)
+
+
 def test_the_rate_of_a_process_is_the_mean_of_its_new_samples() -> None:
     rates = ProcessRates()
     rates.update([sample(7, START, 0.9)])

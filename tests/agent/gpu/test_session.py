@@ -171,6 +171,18 @@ def test_a_card_that_is_lost_from_the_start_is_named_by_its_index(rig: Rig) -> N
     assert "fallen off the bus" in found.problem.text
 
 
+def test_a_uuid_that_two_cards_report_hides_no_other_card(rig: Rig) -> None:
+    rig.read()
+    rig.cards[1].uuid = rig.cards[0].uuid
+
+    found = rig.read(after=10)
+
+    devices = by_uuid(found)
+    assert len(devices) == len(found.devices) == 3
+    assert [code(devices[f"GPU-{at}"]) for at in range(3)] == [None, "Unknown", None]
+    assert "twice" in (devices["GPU-1"].problem or hung_problem("", 0)).text
+
+
 def test_a_card_that_is_no_longer_listed_stays_with_its_problem(rig: Rig) -> None:
     rig.read()
     rig.backend.cards.pop(1)
