@@ -30,6 +30,7 @@ from agent.tenants.pod_names import PodNames
 from agent.tenants.podresources import PodResourcesClient
 from agent.tenants.processes import ProcessTable
 from extender.runtime import native_memory
+from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.supervision import keep
 from worker_device.agent_loads import REPORT_PATH, SIGNALS
 
@@ -147,7 +148,10 @@ class Agent:
         return {REPORT_PATH: self._loads}
 
     def _metrics(self, headers: Headers) -> Answer:
-        encode, content_type = choose_encoder(headers.get("accept", ""))
+        try:
+            encode, content_type = decode_with(choose_encoder, headers.get("accept", ""))
+        except MalformedError:  # a version that is no number
+            encode, content_type = choose_encoder("")
         return Answer(content_type=content_type, body=encode(self.registry))
 
     def _healthz(self, _: Headers) -> Answer:

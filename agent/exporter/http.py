@@ -11,6 +11,8 @@ from typing import Final
 
 import h11
 
+from extender.runtime.log_throttle import LogThrottle
+
 # aiohttp was tried in place of h11: 89 lines of code instead of 126, and 12 MiB of memory instead
 # of 0.5. Most limits stay ours, because its server has none for the number of connections, for a
 # slow head, or for a response that is not read. It also logs a traceback for each malformed
@@ -66,6 +68,7 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
         OSError: the address cannot be used.
     """
     connections: dict[asyncio.Task[None], _Connection] = {}
+    throttle = LogThrottle()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(connections) >= MAX_CONNECTIONS:
@@ -74,7 +77,7 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
             silent = min(connections, key=lambda task: connections[task].last_received_at)
             del connections[silent]
             silent.cancel()
-        connection = _Connection(reader, writer, routes)
+        connection = _Connection(reader, writer, routes, throttle)
         task = asyncio.create_task(connection.run(), name="http")
         connections[task] = connection
 
@@ -104,6 +107,7 @@ class _Connection:
         reader: receives requests.
         writer: sends responses.
         routes: handler of each path.
+        throttle: decides whether a failed request is logged.
 
     Attributes:
         last_received_at: event-loop time at which the client last sent data.
@@ -114,7 +118,9 @@ class _Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         routes: Mapping[str, Route],
+        throttle: LogThrottle,
     ) -> None:
+        self._throttle = throttle
         self._reader = reader
         self._writer = writer
         self._routes = routes
@@ -148,14 +154,16 @@ class _Connection:
     async def _next_request(self) -> h11.Request | None:
         """Receive a complete request; None if the client has disconnected."""
         request = None
-        limit = IDLE_SECONDS
+        clock = asyncio.get_running_loop().time
+        deadline, is_idle = clock() + IDLE_SECONDS, True
         while True:
             event = self._protocol.next_event()
             if event is h11.NEED_DATA:
-                async with asyncio.timeout(limit):
+                async with asyncio.timeout_at(deadline):
                     self._protocol.receive_data(await self._reader.read(_READ_BYTES))
-                self.last_received_at = asyncio.get_running_loop().time()
-                limit = REQUEST_SECONDS
+                self.last_received_at = clock()
+                if is_idle:  # the limit is for the whole request, however it arrives
+                    deadline, is_idle = self.last_received_at + REQUEST_SECONDS, False
             elif isinstance(event, h11.Request):
                 request = event
             elif isinstance(event, h11.EndOfMessage):
@@ -177,7 +185,9 @@ class _Connection:
         try:
             return route(headers)
         except Exception:  # one failed request must not stop the agent
-            logger.exception("request failed", extra={"path": path})
+            if (unlogged := self._throttle.due(path)) is not None:
+                extra = {"path": path, "also_unlogged": unlogged}
+                logger.exception("request failed", extra=extra)
             return _text_answer(
                 HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed: see the agent's log"
             )

@@ -125,6 +125,16 @@ async def test_metrics_include_dcgm_names_only_if_enabled() -> None:
     assert b"DCGM_FI_DEV_GPU_TEMP{" in both
 
 
+@pytest.mark.parametrize("version", ["abc", "1.0.0-beta", "1..0"])
+async def test_metrics_are_served_for_any_accept_header(version: str) -> None:
+    async with served(OPTIONS, ScriptedCard("GPU-0")) as one:
+        accept = f"application/openmetrics-text; version={version}"
+        answer = one.agent.routes()["/metrics"]({"accept": accept})
+
+        assert answer.status == 200
+        assert b"idlegpu_agent_passes" in answer.body
+
+
 async def test_without_a_driver_the_agent_serves_reports_the_problem_and_stays_live() -> None:
     async with served(fault=Code.LibraryNotFound) as one:
         status, body = await one.until("/healthz", lambda _, body: body != b"ok\n")

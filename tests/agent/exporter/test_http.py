@@ -146,6 +146,34 @@ async def test_an_incomplete_request_times_out(
         writer.close()
 
 
+@pytest.mark.parametrize(
+    "head", [b"", b"POST /hello HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"]
+)
+async def test_a_request_that_arrives_byte_by_byte_times_out(
+    monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.2)
+    endless = b"1\r\nx\r\n" if head else b"x"
+    async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head)
+        ended = asyncio.create_task(reader.read())
+        while not ended.done():
+            writer.write(endless)
+            await asyncio.sleep(0.02)
+        writer.close()
+
+
+async def test_a_route_that_fails_often_is_logged_once(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        async with client.get("/fault") as answer:
+            assert answer.status == 500
+
+    assert len([one for one in caplog.records if one.levelno == logging.ERROR]) == 1
+
+
 async def test_an_idle_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "IDLE_SECONDS", 0.1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
