@@ -8,8 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agent.report.contract import Device, Place, Process, Report
+from agent.report.contract import MAX_NAME, Device, Place, Process, Report
 from extender.core.devices.readings import NO_INSTANCES, Signal
+from extender.runtime.terminal_escapes import escape_text, plain_text
 
 _GIB: Final = float(1 << 30)
 _UNKNOWN: Final = "?"
@@ -24,19 +25,24 @@ def render(report: Report) -> RenderableType:
     """Return the report as a `rich` renderable."""
     at = datetime.fromtimestamp(report.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     driver = f"driver {report.driver_version}" if report.driver_version else "no driver"
-    parts: list[RenderableType] = [Text(f"{report.node}, {driver}, {at}", style="bold")]
+    parts: list[RenderableType] = [_literal(f"{report.node}, {driver}, {at}", "bold")]
     if report.devices:
         parts.append(_table(report))
     if report.problem is not None:
-        parts.append(Text(report.problem.text, style="yellow"))
+        parts.append(_literal(report.problem.text, "yellow"))
     parts += [
-        Text(device.problem.text, style="yellow")
+        _literal(device.problem.text, "yellow")
         for device in report.devices
         if device.problem is not None
     ]
     unknown = (report.tenants_problem, report.processes_problem) if report.devices else ()
-    parts += [Text(problem.text, style="dim") for problem in unknown if problem is not None]
+    parts += [_literal(problem.text, "dim") for problem in unknown if problem is not None]
     return Group(*parts)
+
+
+def _literal(text: str, style: str = "") -> Text:
+    """Return text that is shown as it is: names of processes may hold markup and escapes."""
+    return Text(escape_text(text), style=style)
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -56,7 +62,7 @@ def _table(report: Report) -> Table:
     table.add_column("idle?", min_width=_VERDICT_WIDTH)
     for row, device in enumerate(report.devices):
         values = report.signals_of(row)
-        table.add_row(
+        cells = (
             _name(device),
             device.model.removeprefix("NVIDIA "),
             _busy(device, values),
@@ -65,8 +71,8 @@ def _table(report: Report) -> Table:
             _number(values, Signal.TEMPERATURE),
             *((_holders(device),) if with_holders else ()),
             _users(device.used_by),
-            _verdict(device),
         )
+        table.add_row(*map(_literal, cells), _verdict(device))
     return table
 
 
@@ -114,7 +120,7 @@ def _users(processes: Iterable[Process] | None) -> str:
 
 
 def _user(process: Process) -> str:
-    who = f"{process.name or 'process'} {process.pid}"
+    who = f"{plain_text(process.name, MAX_NAME) or 'process'} {process.pid}"
     if process.place is Place.POD:
         who = f"{process.namespace}/{process.pod}: {who}" if process.pod else f"pod: {who}"
     if process.memory_bytes is not None:

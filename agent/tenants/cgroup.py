@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from agent.report.contract import Place
+from agent.report.contract import MAX_NAME, Place
+from extender.runtime.terminal_escapes import plain_text
 
 _UID: Final = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
 _STATIC_UID: Final = r"[0-9a-f]{32}"  # a static pod's UID is the hash of its manifest
@@ -69,14 +70,14 @@ def parse_cgroup(text: str, *, has_private_namespace: bool = False) -> ProcessLo
                 place=Place.POD,
                 pod_uid=found[1].replace("_", "-").lower(),
                 container_id=container[1].lower() if container and "conmon" not in path else "",
-                unit=path.rpartition("/")[2],
+                unit=_unit(path),
             )
     if not paths:
         return UNKNOWN_LOCATION
     path = max(paths, key=len)  # in hybrid mode, unused hierarchies have the path "/"
     if has_private_namespace and all(_OWN_POD.fullmatch(one) for one in paths):
         return UNKNOWN_LOCATION
-    return ProcessLocation(place=Place.HOST, unit=path.rpartition("/")[2])
+    return ProcessLocation(place=Place.HOST, unit=_unit(path))
 
 
 def is_private_namespace(own: str) -> bool:
@@ -98,3 +99,8 @@ def _path(line: str) -> str:
     """Return the path of a line `hierarchy:controllers:path`; the path may contain colons."""
     parts = line.split(":", 2)
     return parts[2] if len(parts) == 3 else ""  # noqa: PLR2004 - the format's three fields
+
+
+def _unit(path: str) -> str:
+    """Return the last component: its characters are free, and it is shown and is a label."""
+    return plain_text(path.rpartition("/")[2], MAX_NAME)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.report.contract import MAX_NAME
 from agent.tenants.cgroup import (
     UNKNOWN_LOCATION,
     ProcessLocation,
     is_private_namespace,
     parse_cgroup,
 )
+from extender.runtime.terminal_escapes import plain_text
 from worker_device.process_stat import PROC, process_stat, small_file
 
 _KTHREADD: Final = "Name:\tkthreadd"
@@ -108,7 +110,7 @@ class ProcessTable:
         return ProcessFacts(
             pid=pid,
             started_ticks=before.started_ticks,
-            name=before.name,
+            name=plain_text(before.name, MAX_NAME),
             location=parse_cgroup(text, has_private_namespace=self._has_private_namespace)
             if text
             else UNKNOWN_LOCATION,

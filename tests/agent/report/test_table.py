@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from agent.report.contract import Device, Foreign, Place, Problem, Process, Report, Tenant, Verdict
@@ -140,3 +141,23 @@ def test_a_narrow_terminal_still_shows_every_device() -> None:
 
     assert all(any(line.startswith(f"│ {number} ") for line in lines) for number in range(8))
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("[/x]", "[/x] 7"),
+        ("[red]a", "[red]a 7"),
+        ("\x1b[31m\x9b2J", "\ufffd[31m\ufffd2J 7"),
+        ("a\u202eb", "a\ufffdb 7"),
+    ],
+    ids=range(4),
+)
+def test_names_of_processes_and_pods_are_printed_literally(name: str, shown: str) -> None:
+    process = Process(pid=7, name=name)
+    holder = Tenant(namespace="[/x]", pod="a\x9bb")
+
+    text = printed(report(Device(uuid="GPU-1", used_by=(process,), allocated_to=(holder,))))
+
+    assert shown in text
+    assert "[/x]/a\\x9bb" in text

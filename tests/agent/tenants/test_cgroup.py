@@ -213,7 +213,7 @@ def test_a_name_that_ends_a_line_for_python_starts_no_other_path(end: str) -> No
     path = f"/user.slice/a{end}1:x:/kubepods/besteffort"
 
     assert parse_cgroup(f"0::{path}/b\n").unit == "b"
-    assert parse_cgroup(f"0::/a{end}b\n").unit == f"a{end}b"
+    assert parse_cgroup(f"0::/a{end}b\n").unit == "a\ufffdb", "without control characters"
 
 
 def test_the_root_path_is_on_the_host_in_the_hosts_namespace() -> None:

@@ -303,6 +303,15 @@ def test_processes_are_cached_while_they_are_looked_up(tmp_path: Path) -> None:
     assert (first.first_seen, forgotten.first_seen) == (100.0, 101.0)
 
 
+def test_the_name_of_a_process_controls_no_terminal(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.run(5, HOST_CGROUP, name="a\x9b2J\u202eb")
+
+    facts = look_up(ProcessTable(machine.proc, clock=Clock()), 5)[5]
+
+    assert facts.name == "a\ufffd2J\ufffdb"
+
+
 def test_the_start_of_a_process_is_counted_from_the_boot(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP, started=1_000)
