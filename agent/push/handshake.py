@@ -2,9 +2,9 @@
 
 import asyncio
 import base64
-import binascii
 import ipaddress
 import json
+import math
 import ssl
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,6 +15,7 @@ import h11
 
 from agent.options import ReportOptions
 from agent.report.contract import PATH, UPGRADE
+from extender.runtime.decoding import MalformedError, decode_with
 
 # aiohttp's client was tried for the Upgrade request. After status 101 it offers no stream: received
 # bytes stay in a private buffer, and no public call waits until sent data has left. Code that used
@@ -135,12 +136,16 @@ def read_token(path: Path) -> Token:
 
 def expiry_of(token: str) -> float | None:
     """Return the expiry from a JSON web token's `exp` claim, seconds since the epoch, or None."""
-    parts = token.split(".")
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"])
-    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+        expires_at = decode_with(_read_expiry, token)
+    except MalformedError:
         return None
+    return expires_at if math.isfinite(expires_at) else None
+
+
+def _read_expiry(token: str) -> float:
+    claims = token.split(".")[1]
+    return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class UpdateBuilder:
 
     def _shares(self, report: Report) -> tuple[tuple[int, str, int], ...]:
         """Return (device number, pod UID, memory in bytes) for shared devices; () until due."""
-        if report.at - self._shares_at < SHARES_SECONDS:
+        if 0 <= report.at - self._shares_at < SHARES_SECONDS:  # also due if the clock was set back
             return ()
         self._shares_at = report.at
         return tuple(
@@ -126,7 +126,7 @@ class UpdateBuilder:
 
     def _means(self, report: Report, digest: Digest) -> list[tuple[_Number, _Number]]:
         """Return each device's mean activity since the last sent mean, and the mean square."""
-        if report.at - self._means_at < MEAN_SECONDS:
+        if 0 <= report.at - self._means_at < MEAN_SECONDS:  # likewise
             return [(None, None)] * len(report.devices)
         means: list[tuple[_Number, _Number]] = []
         for device in report.devices:

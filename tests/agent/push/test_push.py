@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from functools import partial
 from itertools import pairwise
@@ -260,6 +261,11 @@ def test_the_expiry_is_read_from_the_token(tmp_path: Path) -> None:
     assert read_token(path).expires_at == at
     assert expiry_of("no.jwt.atall") is None
     assert expiry_of("opaque") is None
+
+
+@pytest.mark.parametrize("expires_at", [math.nan, math.inf, -math.inf])
+def test_an_expiry_that_is_no_finite_number_is_unknown(expires_at: float) -> None:
+    assert expiry_of(token("n", expires_at=expires_at)) is None
 
 
 @pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00"])

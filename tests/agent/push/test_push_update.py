@@ -92,6 +92,20 @@ def test_means_cover_the_passes_since_the_last_sent_mean() -> None:
     assert row(later, names, MEAN_SQUARE) == 0.125
 
 
+def test_means_and_shares_are_sent_on_when_the_clock_is_set_back() -> None:
+    updates = UpdateBuilder()
+    shared = {
+        "allocated_to": tuple(Tenant(namespace="n", pod=uid, uid=uid) for uid in "ab"),
+        "used_by": (),
+    }
+    names = names_of(make(updates, report(1000.0), Digest(totals={KEY: (10, 5.0, 4.0)})))
+
+    later = make(updates, report(400.0, **shared), Digest(totals={KEY: (14, 7.0, 4.5)}))
+
+    assert row(later, names, MEAN) == 0.5
+    assert later.shares == ((0, "a", 0), (0, "b", 0))
+
+
 def test_an_update_round_trips() -> None:
     update = make(UpdateBuilder(), report())
     content = frame(update)
