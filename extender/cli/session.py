@@ -174,7 +174,10 @@ def dump(document: object, output: str) -> str:
     if output == "yaml":
         import yaml
 
-        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        if all(map(str.isprintable, text.split("\n"))):
+            return str(text)
+        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=False))  # escapes them
     return escape_json(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()) + "\n"
 
 

@@ -4,8 +4,10 @@ import doctest
 import importlib
 
 import pytest
+import yaml
 
 from extender.cli.formatting import parse_span, span
+from extender.cli.session import dump
 
 MODULES = (
     "extender.cli.formatting",
@@ -25,6 +27,17 @@ def test_the_examples_hold(name: str) -> None:
 
     assert done.attempted > 0
     assert done.failed == 0
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_no_document_controls_a_terminal(output: str) -> None:
+    hostile = "\x1b[31m\x85\x9b\u2028\u202e"
+
+    written = dump({"\u00b0C": hostile}, output)
+
+    assert all(map(str.isprintable, written.split("\n")))
+    assert yaml.safe_load(written) == {"\u00b0C": hostile}
+    assert dump({"a": "\u00b0C"}, output).count("\u00b0C") == 1
 
 
 @pytest.mark.parametrize("text", ["1h", "30m", "1d12h", "90", "45s"])

@@ -185,7 +185,7 @@ def test_warnings_of_python_become_log_lines(stream: io.StringIO) -> None:
 
 
 def test_no_line_controls_a_terminal() -> None:
-    hostile = "\x1b[31m\x9b31m\x7f\u0085"
+    hostile = "\x1b[31m\x9b31m\x7f\u0085\u061c\u200f\u2028\u202e\u2066"
 
     for formatter in (JsonFormatter(), TextFormatter()):
         line = formatter.format(record("event " + hostile, pod=hostile, pods={hostile: [hostile]}))
