@@ -38,6 +38,7 @@ from extender.core.devices.topology import Place
 from extender.core.fast_numpy import within
 from extender.core.nodes.topology_manager import Alignment, alignment_by
 from extender.core.policy import Foreign
+from extender.core.untyped import number_of
 from extender.runtime.terminal_escapes import plain_text
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
@@ -52,6 +53,7 @@ _MAX_VALUE: Final = 1e18
 """Larger values are missing. No signal has them in its unit, and sums of smaller values stay
 finite, so that no agent can turn a score into NaN."""
 
+_MAX_INDEX: Final = 1 << 16
 _MAX_PID: Final = 1 << 31
 _MAX_POD: Final = 317
 """Longest `namespace/name` of a pod."""
@@ -190,12 +192,12 @@ class AgentState:
             self.pods, self.uids = None, {}
             return
         self.pods = {
-            info.key: tuple(f"{namespace}/{name}" for namespace, name, _ in pods)
+            info.key: tuple(_pod_key(namespace, name) for namespace, name, _ in pods)
             for info, pods in zip(infos, holders.pods, strict=True)
             if pods
         }
         self.uids = {
-            f"{namespace}/{name}": uid
+            _pod_key(namespace, name): uid
             for pods in holders.pods
             for namespace, name, uid in pods or ()
             if uid
@@ -273,6 +275,10 @@ def _foreign_of(
     }
 
 
+def _pod_key(namespace: str, name: str) -> str:
+    return plain_text(f"{namespace}/{name}", _MAX_POD)
+
+
 def _memory_first(process: ForeignProcess) -> int:
     return -(process.memory_bytes or 0)
 
@@ -308,17 +314,17 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
             node=node,
             uuid=part.uuid,
             gpu_instance_id=part.gpu_instance_id,
-            index=part.index,
-            model=part.model,
-            mig_profile=part.mig_profile,
-            driver_version=layout.driver_version,
+            index=None if part.index is None or not 0 <= part.index < _MAX_INDEX else part.index,
+            model=plain_text(part.model, MAX_NAME),
+            mig_profile=plain_text(part.mig_profile, MAX_NAME),
+            driver_version=plain_text(layout.driver_version, MAX_NAME),
             place=_place_of(part, alignment),
         )
         for part in layout.devices
     )
-    if len({info.key for info in infos}) != len(infos) or not all(info.uuid for info in infos):
+    if len({info.key for info in infos}) != len(infos) or not all(map(_is_named, infos)):
         raise RefusedError(
-            AgentRefusal.BAD_REPORT, "layout has a device twice, or a device without a UUID"
+            AgentRefusal.BAD_REPORT, "layout has a device twice, or a device without a valid UUID"
         )
     source_rows = [at for at, name in enumerate(layout.rows) if name in _ROW_INDEX]
     return _ValueFormat(
@@ -332,6 +338,13 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
         np.array(source_rows, dtype=np.intp),
         np.array([_ROW_INDEX[layout.rows[at]] for at in source_rows], dtype=np.intp),
     )
+
+
+def _is_named(info: DeviceInfo) -> bool:
+    """Return whether UUID and GPU instance id look like the driver's."""
+    instance = info.gpu_instance_id
+    is_card = 0 < len(info.uuid) <= MAX_NAME and info.uuid.isprintable()
+    return is_card and (not instance or number_of(instance) is not None)
 
 
 def readings_of(

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.report.contract import XID_AGE, Layout, LayoutDevice, Update
+from agent.report.contract import XID_AGE, Holders, Layout, LayoutDevice, Update
 from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
+from extender.sources.agents.refusal import RefusedError
 from extender.sources.agents.states import _ROWS, AgentState, readings_of
 from testkit.builders import request
 from testkit.world import one_node
@@ -59,6 +62,54 @@ def test_an_xids_age_arrives_unchanged() -> None:
 
     assert own is not None
     assert own.xid_age.tolist() == [42.0]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *({"uuid": ""}, {"uuid": "x" * 200}, {"uuid": "GPU-\x9b31m"}, {"uuid": "GPU-\u202e0"}),
+        *(
+            {"gpu_instance_id": "9" * 5000},
+            {"gpu_instance_id": "-1"},
+            {"gpu_instance_id": "\u00b2"},
+        ),
+    ],
+    ids=range(7),
+)
+def test_a_device_whose_ids_the_driver_cannot_have_reported_is_refused(lie: dict[str, str]) -> None:
+    device = msgspec.structs.replace(LayoutDevice(uuid="GPU-0"), **lie)
+
+    with pytest.raises(RefusedError, match="valid UUID"):
+        AgentState("node").apply(described(device), 100.0)
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"), [(0, 0), (15, 15), (-1, None), (1 << 63, None)], ids=range(4)
+)
+def test_an_impossible_index_is_unknown(index: int, expected: int | None) -> None:
+    state = AgentState("node")
+
+    state.apply(described(LayoutDevice(uuid="GPU-0", index=index)), 100.0)
+
+    assert [info.index for info in state.infos] == [expected]
+
+
+def test_descriptions_and_names_of_pods_are_short_and_printable() -> None:
+    state, odd = AgentState("node"), "\x9b31m\u202e" + "x" * 1000
+    device = LayoutDevice(uuid="GPU-0", model=odd, mig_profile=odd)
+
+    state.apply(described(device, Holders(pods=(((odd, odd, "uid"),),)), driver=odd), 100.0)
+
+    (info,) = state.infos
+    (pods,) = (state.pods or {}).values()
+    for shown in (info.model, info.mig_profile, info.driver_version, *pods, *state.uids):
+        assert shown.isprintable()
+        assert len(shown) < 320
+
+
+def described(device: LayoutDevice, holders: Holders | None = None, driver: str = "") -> Update:
+    layout = Layout(driver_version=driver, devices=(device,))
+    return Update(node="node", at=100.0, sent_at=100.0, layout=layout, holders=holders)
 
 
 def said(uuid: str, row: Sequence[float], at: float, sent_at: float) -> Update:
