@@ -6,6 +6,9 @@ from typing import Final
 
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
+_MOST_DIGITS: Final = 18
+"""More digits may not fit 64 bits."""
+
 
 def mapping_of(value: object) -> Mapping[str, object]:
     """Return a JSON object, or an empty one for any other type.
@@ -55,3 +58,16 @@ def int_of(value: object) -> int:
         (7, 0, 0)
     """
     return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else 0
+
+
+def number_of(text: str) -> int | None:
+    """Return the whole number that a text consists of, or None for any other text.
+
+    `int` raises an error for thousands of digits, and for some characters that `isdigit` accepts.
+
+    Example:
+        >>> number_of("7"), number_of("-7"), number_of("\u00b2"), number_of("9" * 5000)
+        (7, None, None, None)
+    """
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None

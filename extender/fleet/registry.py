@@ -7,6 +7,7 @@ import numpy as np
 
 from extender.core.devices.readings import DeviceInfo, DeviceKey
 from extender.core.nodes.snapshot import Flags, Rows
+from extender.core.untyped import number_of
 
 _PIECE = 2000
 """Devices looked up per cooperative step: a few milliseconds."""
@@ -378,9 +379,12 @@ class DeviceRegistry:
         info = self._info[row]
         if info is None:
             return (0, "", 0)
-        text = info.gpu_instance_id
-        instance = int(text) if text.isascii() and text.isdecimal() else -1
-        return (info.index if info.index is not None else 1 << 30, info.uuid, instance)
+        instance, index = number_of(info.gpu_instance_id), info.index
+        return (
+            1 << 30 if index is None else index,
+            info.uuid,
+            -1 if instance is None else instance,
+        )
 
     def _forget_placeholder(self, node: str, row: int) -> None:
         for rows in self._placeholders.get(node, {}).values():

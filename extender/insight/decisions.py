@@ -13,7 +13,7 @@ from aiohttp import web
 
 from extender.answers import routes
 from extender.answers.decisions import Decisions
-from extender.core.untyped import text_of
+from extender.core.untyped import number_of, text_of
 from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
 from extender.insight.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
@@ -235,8 +235,7 @@ class DecisionRoutes:
             known: comma-separated decision ids of any replicas.
         """
         ours = (one for one in known.split(",") if self._replicas.is_ours(one))
-        numbers = (one.rpartition("-")[2] for one in ours)
-        last = max((int(one) for one in numbers if one.isdecimal()), default=0)
+        last = max((number_of(one.rpartition("-")[2]) or 0 for one in ours), default=0)
         return list(takewhile(lambda record: record.number > last, self._history))
 
     def _is(self, record: DecisionRecord, wanted: str) -> bool:

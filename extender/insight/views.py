@@ -31,7 +31,7 @@ from extender.core.devices.readings import DeviceInfo, ForeignProcess, Signal
 from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish, let_go
-from extender.core.untyped import mapping_of, text_of
+from extender.core.untyped import mapping_of, number_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.placement.history import DecisionRecord
@@ -513,9 +513,9 @@ class OrderedDevice(Protocol):
 
 def order_of(device: OrderedDevice) -> tuple[int, str, int]:
     """Return a device's sort key: by card index, UUID, then MIG instance."""
-    text = device.gpu_instance_id
+    instance = number_of(device.gpu_instance_id)
     return (
         device.index if device.index is not None and device.uuid else 1 << 30,
         device.uuid,
-        int(text) if text.isascii() and text.isdecimal() else -1,
+        -1 if instance is None else instance,
     )

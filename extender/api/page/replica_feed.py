@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from extender.api.page.decision_feed import MOST_AT_ONCE, MOST_OPEN
-from extender.core.untyped import text_of
+from extender.core.untyped import number_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.decisions import FORM, PEERS_PATH
 from extender.insight.replicas import Replicas, query_replicas
@@ -95,5 +95,4 @@ class FarFeed:
 
 def _number(name: str) -> int:
     """Return the number in a decision's id, 0 if there is none."""
-    number = name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
+    return number_of(name.rpartition("-")[2]) or 0

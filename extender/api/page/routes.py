@@ -26,7 +26,7 @@ from extender.core.devices.readings import Signal
 from extender.core.devices.thermal_stress import SLOWDOWN_WORDS
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.steps import Steps
-from extender.core.untyped import mapping_of, text_of
+from extender.core.untyped import mapping_of, number_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.advice import AdviceRoutes
 from extender.insight.explain_views import lost_by
@@ -165,8 +165,8 @@ class Lost:
         """Explain decisions of this replica."""
         found: dict[str, _LostNode] = {}
         for name in ids:
-            number = name.rpartition("-")[2]
-            record = self._history.get(int(number)) if number.isdecimal() else None
+            number = number_of(name.rpartition("-")[2])
+            record = None if number is None else self._history.get(number)
             if record is not None:
                 found[name] = await self._explain(record)
         return found

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object, Sample
-from extender.core.untyped import items_of, mapping_of, objects_of, text_of
+from extender.core.untyped import items_of, mapping_of, number_of, objects_of, text_of
 
 GPU: Final = "nvidia.com/gpu"
 SHARED: Final = "nvidia.com/gpu.shared"
@@ -63,7 +63,7 @@ def number(text: object) -> int:
     """
     if isinstance(text, int):
         return int(text)
-    return int(text) if isinstance(text, str) and text.strip().isdigit() else 0
+    return number_of(text_of(text).strip()) or 0
 
 
 def is_gpu(resource: str) -> bool:

@@ -8,6 +8,7 @@ from extender.core.devices.readings import NO_INSTANCES
 from extender.core.devices.topology import Place
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.topology_manager import Alignment, alignment_on
+from extender.core.untyped import number_of
 
 _WHOLE_RESOURCE = "nvidia.com/gpu"
 """Resource assumed for a node whose allocatable lists no GPU resource (DRA)."""
@@ -231,7 +232,7 @@ def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) ->
 
 def _number(text: str | None) -> int | None:
     """Parse a label's whole number; None if missing or not a number."""
-    return int(text) if text and text.isascii() and text.isdigit() else None
+    return number_of(text or "")
 
 
 def devices_behind(

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from extender.core.devices.readings import Column, DeviceKey
+from extender.core.untyped import number_of
 from extender.sources.prometheus.node_identity import NodeIdentity, match_node
 from extender.sources.prometheus.promql import (
     DRIVER_LABELS,
@@ -164,12 +165,11 @@ def parse_devices(
 
 
 def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceRow:
-    index = labels.get(INDEX_LABEL, "")
     return DeviceRow(
         node=node,
         uuid=key[0],
         gpu_instance_id=key[1],
-        card_index=int(index) if index.isdecimal() else None,
+        card_index=number_of(labels.get(INDEX_LABEL, "")),
         # All devices share a few texts.
         model=intern(labels.get(MODEL_LABEL, "")),
         mig_profile=intern(labels.get(PROFILE_LABEL, "")),

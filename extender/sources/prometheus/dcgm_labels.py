@@ -7,6 +7,7 @@ import numpy as np
 
 from extender.core.devices.readings import LARGEST_XID, Column, DeviceKey, Signal
 from extender.core.policy import Health
+from extender.core.untyped import number_of
 from extender.core.xids import SEVERITY, is_of_recovery, xid_action
 from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.dcgm_devices import device_key, number
@@ -161,10 +162,9 @@ def xids_of(rows: Iterable[Row]) -> Iterator[tuple[DeviceKey, float]]:
     """Return the most severe XID of each device; each row names one XID."""
     found: dict[DeviceKey, int] = {}
     for row in rows:
-        key, label = device_key(row["metric"]), row["metric"].get(XID_LABEL, "")
-        if key is None or not label.isdecimal() or int(label) > LARGEST_XID:
+        key, xid = device_key(row["metric"]), number_of(row["metric"].get(XID_LABEL, ""))
+        if key is None or xid is None or xid > LARGEST_XID:
             continue
-        xid = int(label)
         if key not in found or _SEVERITIES[xid] > _SEVERITIES[found[key]]:
             found[key] = xid
     for key, xid in found.items():

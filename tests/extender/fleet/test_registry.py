@@ -39,6 +39,14 @@ def test_devices_of_a_node_come_in_its_own_order() -> None:
     ]
 
 
+def test_an_instance_with_an_impossible_id_leaves_the_others_in_order() -> None:
+    impossible = replace(INSTANCE, gpu_instance_id="9" * 5000)
+
+    store = store_of(INSTANCE, impossible, replace(CARD, uuid="GPU-7", index=7))
+
+    assert [info.uuid for info in infos(store) if info] == ["GPU-0", "GPU-0", "GPU-7"]
+
+
 def test_the_same_devices_change_no_node() -> None:
     store = DeviceStore(Policy())
     devices = (CARD,)

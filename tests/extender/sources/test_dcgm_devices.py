@@ -48,6 +48,21 @@ def test_a_removed_node_takes_its_devices_and_the_others_stay_the_same_objects()
     assert len(changes.scraped) == (NODES - 1) * CARDS
 
 
+def test_an_invalid_index_costs_neither_its_device_nor_others() -> None:
+    labels = {"UUID": "GPU-1", "Hostname": "node-1"}
+    sample = [1_700_000_000.0, "1699999990"]
+    indexes = ("9" * 5000, "\u00b2", "7")
+    rows = [
+        {"metric": labels | {"UUID": f"GPU-{at}", "gpu": index}, "value": sample}
+        for at, index in enumerate(indexes)
+    ]
+    table = DeviceTable()
+
+    table.read_devices(Rows(orjson.dumps(rows)), nodes(), NODE_LABELS)
+
+    assert [row.card_index for row in table._rows.values()] == [None, None, 7]
+
+
 def test_reading_an_answer_again_needs_little_memory() -> None:
     table, again = DeviceTable(), answer()
     table.read_devices(answer(), nodes(), NODE_LABELS)

@@ -35,7 +35,9 @@ def test_a_changed_recovery_action_does_not_hide_its_cause() -> None:
     assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 95.0}
 
 
-@pytest.mark.parametrize("label", ["", "none", "-1", "1001", "7.5"])
+@pytest.mark.parametrize(
+    "label", ["", "none", "-1", "1001", "7.5", "\u00b2", "9" * 5000], ids=range(7)
+)
 def test_an_invalid_xid_is_ignored(label: str) -> None:
     assert dict(xids_of([row("GPU-1", xid=label)])) == {}
 

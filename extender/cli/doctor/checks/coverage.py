@@ -27,7 +27,7 @@ from extender.cli.doctor.objects import (
     some,
 )
 from extender.cli.doctor.remedies import MOST, delete, named
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import mapping_of, number_of, objects_of, text_of
 
 _GKE_PARTS: Final = (
     "cloud.google.com/gke-gpu-partition-size",
@@ -243,9 +243,7 @@ def _cards(node: Object) -> int:
     has_instances = labels.get("nvidia.com/mig.strategy") == "single" and "-MIG-" in labels.get(
         "nvidia.com/gpu.product", ""
     )
-    if has_instances or not count.isdigit():
-        return 0
-    return int(count)
+    return 0 if has_instances else number_of(count) or 0
 
 
 def _wholes(node: Object) -> int:

@@ -24,7 +24,7 @@ from extender.cli.doctor.objects import (
     requested_by,
 )
 from extender.core.request.gpu_resources import GPU_DRIVER
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import mapping_of, number_of, objects_of, text_of
 
 _IMAGE_CUDA: Final = (
     re.compile(r"/cuda:(1[0-9])\.([0-9]+)"),
@@ -187,15 +187,15 @@ def _driver_cuda(node: Object) -> tuple[int, int] | None:
     """Return the newest CUDA version that a node's driver supports, None if unknown."""
     labels = labels_of(node)
     for prefix in ("nvidia.com/cuda.runtime-version", "nvidia.com/cuda.runtime"):
-        major = labels.get(f"{prefix}.major", "")
-        if major.isdigit():
-            return int(major), number(labels.get(f"{prefix}.minor"))
-    version = _driver(node).partition(".")[0]
-    if not version.isdigit():
+        major = number_of(labels.get(f"{prefix}.major", ""))
+        if major is not None:
+            return major, number(labels.get(f"{prefix}.minor"))
+    version = number_of(_driver(node).partition(".")[0])
+    if version is None:
         return None
     # NVIDIA's minimum driver version for each major CUDA version.
     for cuda, least in ((13, 580), (12, 525), (11, 450)):
-        if int(version) >= least:
+        if version >= least:
             return cuda, 0
     return 10, 0
 

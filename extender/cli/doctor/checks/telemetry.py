@@ -20,7 +20,7 @@ from extender.cli.doctor.objects import (
     number_setting,
     some,
 )
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import mapping_of, number_of, objects_of, text_of
 
 MAX_AGE_SECONDS: Final = 120.0
 """Default of freshness.max_age_seconds."""
@@ -137,6 +137,6 @@ def _interval(pod: Object) -> float:
         variable = environment_of(container).get("DCGM_EXPORTER_INTERVAL", "")
         match = _INTERVAL.search(" ".join(command_of(container)))
         text = match[1] if match else variable
-        if text.isdigit():
-            return int(text) / 1000
+        if (milliseconds := number_of(text)) is not None:
+            return milliseconds / 1000
     return EXPORTER_SECONDS

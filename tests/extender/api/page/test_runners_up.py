@@ -82,6 +82,11 @@ async def test_nothing_is_reported_about_other_tenants_pods(
     assert (await get(near, PATH, ids="here-1,near-1"))["lost_by"] == {}
 
 
+@pytest.mark.parametrize("number", ["", "x", "\u00b2", "9" * 5000], ids=range(4))
+async def test_a_decision_without_a_valid_number_is_left_out(client: Client, number: str) -> None:
+    assert (await get(client, PATH, ids=f"here-{number}"))["lost_by"] == {}
+
+
 @pytest.mark.parametrize("ids", ["", ",", ",".join(["here-1"] * (MOST_IDS + 1))])
 async def test_a_question_for_none_or_too_many_is_refused(client: Client, ids: str) -> None:
     answer = await get(client, PATH, 400, ids=ids)
