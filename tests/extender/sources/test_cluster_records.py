@@ -302,7 +302,13 @@ def test_other_pods_are_not_exporters() -> None:
         assert reduce_exporter(raw, ("dcgm-exporter",)) is None
 
 
-@pytest.mark.parametrize("value", ["", "yesterday", None, 7, "2026-13-01T00:00:00Z"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "yesterday", None, 7, "2026-13-01T00:00:00Z"),
+        *("0001-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"),
+    ],
+)
 def test_an_invalid_time_is_none(value: object) -> None:
     assert parse_time(value) is None
 
