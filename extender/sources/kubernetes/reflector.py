@@ -40,8 +40,8 @@ MAX_FAILURES: Final = 3
 resource version any more (etcd was restored)."""
 
 _MIN_WATCH_SECONDS: Final = 1.0
-"""A watch that ends sooner without an event is a failure: the API server keeps watches for minutes.
-"""
+"""A watch that ends sooner is a failure, whatever it sent: the API server keeps it for minutes.
+Otherwise one event for each watch would make us watch, or even list, again without a pause."""
 
 _MAX_OBJECTS: Final = 500_000
 """Limit for the objects of one list; clusters have up to 150,000 pods."""
@@ -213,7 +213,7 @@ class Reflector:
     async def _resync(self) -> None:
         """List periodically beside the watch, to correct records that the watch missed."""
         settings = self._settings
-        # A separate one: each event of a working watch resets `self._backoff`.
+        # A separate one: a working watch resets `self._backoff`.
         backoff = _Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         while True:
             if not self._is_outdated:
@@ -324,13 +324,12 @@ class Reflector:
         self.status.watches += 1
         loop = asyncio.get_running_loop()
         started_at = loop.time()
-        is_silent = True
         pacer = Pacer(self._yield_control)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
                 if not line:  # accepted: a watch that lasts works, even without any event
-                    timer = loop.call_later(_MIN_WATCH_SECONDS, self._note_success)
+                    timer = loop.call_later(_MIN_WATCH_SECONDS, self._note_lasting_watch)
                     stack.callback(timer.cancel)
                     continue
                 change = self._feed.irrelevant_change(line)
@@ -339,9 +338,8 @@ class Reflector:
                 else:
                     self._version = change.version
                 self._note_success()
-                is_silent = False
                 await pacer.yield_if_due()
-        if is_silent and loop.time() - started_at < _MIN_WATCH_SECONDS:
+        if loop.time() - started_at < _MIN_WATCH_SECONDS:
             raise KubeError(f"cannot {action}: the API server ended the watch at once")
 
     async def _handle_event(self, event: Event, action: str) -> None:
@@ -390,6 +388,10 @@ class Reflector:
             logger.info("the API server answers again", extra={"resource": self._resource})
             status.last_error = ""
         self._failures = 0
+
+    def _note_lasting_watch(self) -> None:
+        """Record that a watch works: the delay after its end is the first one again."""
+        self._note_success()
         self._backoff.reset()
 
     def _note_absence(self, error: KubeError) -> None:

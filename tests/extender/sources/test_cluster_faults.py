@@ -1,6 +1,8 @@
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import orjson
 import pytest
@@ -8,7 +10,9 @@ from aiohttp import web
 
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.request.gpu_resources import ResourceNames
+from extender.kube.client import KubeClient
 from extender.sources.kubernetes import cluster, reflector
+from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.records import reduce_node
 from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.apiserver import Object
@@ -23,6 +27,7 @@ from testkit.fake_kube import (
     status_object,
 )
 from testkit.kube_objects import node, pod
+from testkit.world import World
 from tests.extender.sources.watched_cluster import FAST, watched_cluster
 
 
@@ -428,3 +433,50 @@ async def test_an_endless_list_fails(
         _,
     ):
         await eventually(lambda: "does not end" in source.status["nodes"].last_error)
+
+
+class BriefServer:
+    """API server with an empty list, whose watches end after some lines.
+
+    Attributes:
+        watches: number of watches.
+    """
+
+    def __init__(self, *lines: bytes) -> None:
+        self.watches = 0
+        self._lines = lines
+
+    async def get_text(self, *_: object, **__: object) -> bytes:
+        return b'{"kind":"NodeList","metadata":{"resourceVersion":"7"},"items":[]}'
+
+    async def watch_lines(self, *_: object, **__: object) -> AsyncIterator[bytes]:
+        self.watches += 1
+        assert self.watches < 50, "without a pause"
+        yield b""
+        for each in self._lines:
+            yield each
+
+
+@pytest.mark.parametrize("end", [b"", line("ERROR", status_object(410, "too old")).strip()])
+async def test_watches_that_end_at_once_are_repeated_ever_later(
+    monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    bookmark = {"metadata": {"resourceVersion": "9"}}
+    server = BriefServer(line("BOOKMARK", bookmark).strip(), *filter(None, [end]))
+    source = ClusterSource(
+        cast(KubeClient, server), World().fleet, resources=ResourceNames(), clock=lambda: 0.0
+    )
+    delays: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            delays.append(seconds)
+        if len(delays) == 6:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await source._reflectors["nodes"]._list_and_watch()
+
+    assert delays[0] <= 0.5
+    assert delays[-1] >= 8.0
