@@ -174,7 +174,8 @@ class PeerLink:
     async def query(self, path: str) -> bytes | None:
         """Send a GET request to the replica, and return the body, or None if it fails."""
         try:
-            async with self._session.get(f"{self._base}{path}", ssl=self._ssl) as response:
+            url = f"{self._base}{path}"
+            async with self._session.get(url, ssl=self._ssl, allow_redirects=False) as response:
                 if response.status != HTTPStatus.OK:
                     return None
                 body = bytearray()
@@ -209,7 +210,7 @@ class PeerLink:
         """
         headers = {"Content-Type": "application/json"}
         async with self._session.post(
-            self._url, data=body, headers=headers, ssl=self._ssl
+            self._url, data=body, headers=headers, ssl=self._ssl, allow_redirects=False
         ) as response:
             text = await response.content.read(_MAX_RECEIPT_BYTES)
             if response.status == HTTPStatus.OK:

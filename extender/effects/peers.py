@@ -234,7 +234,10 @@ class Peers:
             self._tasks.pop(address).cancel()
             self._drop(address)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
+        # A replica compresses nothing, and a small answer could unpack to a large one.
+        async with aiohttp.ClientSession(
+            timeout=timeout, headers=self._headers, auto_decompress=False
+        ) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     while True:

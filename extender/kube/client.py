@@ -30,6 +30,9 @@ Params = Mapping[str, str | int]
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _CONNECT_SECONDS: Final = 10.0
 _RELOGIN_SECONDS: Final = 10.0
+_ANSWER_BYTES: Final = 16 << 20
+"""Limit for the answer to a written object; the API server stores at most a few MiB of it."""
+
 _SHOWN_CHARACTERS: Final = 200
 """Characters of a non-JSON answer that an error message quotes."""
 
@@ -176,7 +179,7 @@ class KubeClient:
                 response = await self._request(method, path, body=body, content_type=kind)
                 try:
                     await _check(response, action)
-                    answer: bytes = await response.read()
+                    answer = await _read(response, _ANSWER_BYTES, action)
                 finally:
                     response.close()
         except _FAILURES as error:

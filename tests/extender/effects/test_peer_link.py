@@ -96,6 +96,27 @@ async def test_records_are_sent_once(replica: Replica, link: PeerLink) -> None:
     assert replica.outcomes == ["taken", "taken"]
 
 
+async def test_a_redirect_is_not_followed(replica: Replica, link: PeerLink) -> None:
+    async def redirect(_: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect(PATH)
+
+    app = web.Application()
+    app.add_routes([web.post(PATH, replica.take), web.route("*", "/elsewhere", redirect)])
+    app.add_routes([web.get(PATH, replica.take)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    link._base, link._url = f"http://{host}:{port}", f"http://{host}:{port}/elsewhere"
+
+    await link.send()
+    answer = await link.query("/elsewhere")
+    await runner.cleanup()
+
+    assert (replica.messages, answer) == ([], None)
+    assert replica.outcomes == ["failed"]
+
+
 async def test_replica_gets_its_last_mark_back_and_who_gave_it(
     replica: Replica, link: PeerLink
 ) -> None:

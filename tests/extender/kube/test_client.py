@@ -144,6 +144,21 @@ async def test_an_oversized_answer_is_refused(kube: FakeKube, tmp_path: Path) ->
             await list_nodes(client)
 
 
+async def test_an_oversized_answer_to_a_write_is_refused(
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.kube.client._ANSWER_BYTES", 10)
+    async with connected(kube.write_kubeconfig(tmp_path / "kubeconfig")) as client:
+        with pytest.raises(KubeError, match="larger than 10 bytes"):
+            await client.send(
+                "POST",
+                "/apis/events.k8s.io/v1/namespaces/ns/events",
+                {"metadata": {"name": "long enough"}},
+                action="create events",
+                timeout_seconds=5.0,
+            )
+
+
 async def test_retry_after_is_read(kube: FakeKube, tmp_path: Path) -> None:
     kube.faults["list"].append(refusal(429, "busy", **{"Retry-After": "7"}))
     async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
