@@ -28,6 +28,7 @@ from extender.fleet.impossible_requests import request_problems
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
+from extender.runtime.log_throttle import LogThrottle
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings
 from extender.webhook import wire
@@ -199,6 +200,7 @@ class Webhooks:
     _filtered: tuple[str, float] = field(default=("", 0.0), init=False)
     """UID of the pod of the last filter answer that leaves a choice, and `time.perf_counter`."""
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
+    _throttle: LogThrottle = field(default_factory=LogThrottle, init=False)
 
     def __post_init__(self) -> None:
         _create_series(self.metrics)
@@ -224,7 +226,7 @@ class Webhooks:
         try:
             question = self._decode(body)
         except WireError as error:
-            return _malformed("filter", str(error))
+            return self._malformed("filter", str(error))
         except Exception:  # noqa: BLE001 - without the candidates none can pass
             self._note_fault("filter")
             return RequestOutcome.FAULT, _json(wire.encode_filter_error(_INTERNAL_ERROR))
@@ -263,7 +265,7 @@ class Webhooks:
             decision = record.decision if record else None
             answer = wire.encode_scores(question, decision, self.max_score)
         except WireError as error:
-            return _malformed("prioritize", str(error))
+            return self._malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler continues without our scores
             return self._fault("prioritize")
         return outcome, _json(answer, about=_About(PRIORITIZE, question, record))
@@ -275,7 +277,7 @@ class Webhooks:
             kept, outcome = self._preemptible(question)
             answer = wire.encode_preemption(kept)
         except WireError as error:
-            return _malformed("preempt", str(error))
+            return self._malformed("preempt", str(error))
         except Exception:  # noqa: BLE001 - an internal fault evicts no pod
             return self._fault("preempt")
         return outcome, _json(answer)
@@ -427,6 +429,16 @@ class Webhooks:
         self._note_fault(verb)
         return RequestOutcome.FAULT, _json(wire.encode_error(_INTERNAL_ERROR), 500)
 
+    def _malformed(self, verb: str, error: str, status: int = 400) -> Answer:
+        """Build the answer to a malformed request; only filter has a field for the reason."""
+        unlogged = self._throttle.due(verb, error)
+        if unlogged is not None:
+            extra = {"verb": verb, "error": error, "also_unlogged": unlogged}
+            logger.warning("malformed request", extra=extra)
+        if verb == "filter":
+            return RequestOutcome.MALFORMED, _json(wire.encode_filter_error(error))
+        return RequestOutcome.MALFORMED, _json(wire.encode_error(error), status)
+
     async def _body(self, request: web.Request) -> bytes:
         """Read the body of a request.
 
@@ -453,11 +465,11 @@ class Webhooks:
             try:
                 body = await self._body(request)
             except web.HTTPRequestEntityTooLarge as error:
-                outcome, response = _malformed(
+                outcome, response = self._malformed(
                     verb, f"{_CANNOT_READ}: {error.text}: {_SEND_NAMES}", 413
                 )
             except web.RequestPayloadError as error:
-                outcome, response = _malformed(verb, f"{_CANNOT_READ}: {error}")
+                outcome, response = self._malformed(verb, f"{_CANNOT_READ}: {error}")
             except OSError:
                 # The client has disconnected, so it does not read this answer.
                 outcome, response = RequestOutcome.DISCONNECTED, web.Response(status=400)
@@ -484,14 +496,6 @@ def _json(body: bytes, status: int = 200, *, about: _About | None = None) -> web
     if about is not None:
         response[ABOUT] = about
     return response
-
-
-def _malformed(verb: str, error: str, status: int = 400) -> Answer:
-    """Build the answer to a malformed request; only filter has a field for the reason."""
-    logger.warning("malformed request", extra={"verb": verb, "error": error})
-    if verb == "filter":
-        return RequestOutcome.MALFORMED, _json(wire.encode_filter_error(error))
-    return RequestOutcome.MALFORMED, _json(wire.encode_error(error), status)
 
 
 def _log_decision(record: DecisionRecord) -> None:

@@ -131,6 +131,17 @@ async def test_other_malformed_requests_are_answered_400_with_an_error(
     assert (await response.json())["Error"].startswith("cannot read Extender")
 
 
+async def test_equal_malformed_requests_are_logged_once(
+    world: World, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        for verb in ("filter", "prioritize"):
+            await client.post(f"/{verb}", data=b"{")
+
+    assert caplog.messages.count("malformed request") == 2
+    assert world.count("idlegpu_requests_total", verb="filter", outcome="malformed") == 5
+
+
 async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
     world: World, client: Client
 ) -> None:
