@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +21,9 @@ from extender.settings.removed import REMOVED
 from extender.settings.spec import ENVIRONMENT_PREFIX, list_settings
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_MOST_PROBLEMS: Final = 50
+"""Maximum number of invalid values that are described; a suggestion takes a millisecond."""
 
 
 class ConfigError(ValueError):
@@ -79,9 +82,10 @@ def load_model(
     try:
         loaded = model.model_validate(values)
     except ValidationError as error:
-        problems += [
-            describe(details, origin, settings) for details in error.errors(include_url=False)
-        ]
+        found = error.errors(include_url=False)
+        problems += [describe(details, origin, settings) for details in found[:_MOST_PROBLEMS]]
+        if len(found) > _MOST_PROBLEMS:
+            problems.append(f"and {len(found) - _MOST_PROBLEMS} more problems")
         raise ConfigError(tuple(dict.fromkeys(problems))) from error
     if problems:
         raise ConfigError(tuple(problems))

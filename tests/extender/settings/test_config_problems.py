@@ -6,6 +6,13 @@ from extender.settings.config import ConfigError, load_settings
 from tests.extender.settings.settings_files import load, problems
 
 
+def test_of_thousands_of_problems_the_first_ones_are_described(tmp_path: Path) -> None:
+    found = problems(tmp_path, "\n".join(f"unknown{at}: 1" for at in range(3000)))
+
+    assert len(found) == 51
+    assert found[-1] == "and 2950 more problems"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
