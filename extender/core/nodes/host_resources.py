@@ -14,6 +14,8 @@ STORAGE: Final = "ephemeral-storage"
 NAMES: Final = (CPU, MEMORY, STORAGE)
 """Resource names in the order of the fields of `HostResources`."""
 _MAX_CACHED: Final = 4096
+_MOST: Final = 1 << 50
+"""Largest value of one quantity, more than any node has: sums of such values still fit 64 bits."""
 
 
 class HostResources(NamedTuple):
@@ -93,7 +95,7 @@ def _scaled(value: object, scale: int) -> int:
 def _scaled_text(value: str | float, scale: int) -> int:
     """Parse a quantity and multiply it by `scale`, rounded up; 0 if it is unparsable."""
     try:
-        return max(-int(-parse_quantity(value) * scale // 1), 0)
+        return min(max(-int(-parse_quantity(value) * scale // 1), 0), _MOST)
     except ValueError:
         return 0
 

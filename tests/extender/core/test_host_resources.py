@@ -1,8 +1,15 @@
 """CPU, memory and ephemeral storage that pods request of their node."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.nodes.host_resources import HostResources, requested
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.request import parse_request
+from extender.sources.kubernetes.records import reduce_node
+from testkit.cards import IDLE
+from testkit.world import World
 
 GIB = 1 << 30
 
@@ -59,3 +66,22 @@ def test_requests_add_up_as_kube_scheduler_adds_them(
     spec: dict[str, object], expected: tuple[int, ...]
 ) -> None:
     assert requested({"spec": spec}) == HostResources(*expected)
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "ephemeral-storage"])
+@pytest.mark.parametrize("value", ["1E", "16Ei", "9223372036854775807", 1e300, 2**64])
+def test_huge_values_fit_the_columns_of_a_decision(name: str, value: object) -> None:
+    world = World()
+    world.add({"sound": [IDLE]})
+    offered = {"cpu": "64", "memory": "1Ti", "nvidia.com/gpu": "1", name: value}
+    node: dict[str, Any] = {"metadata": {"name": "huge"}, "status": {"allocatable": offered}}
+    container = {"resources": {"limits": {"nvidia.com/gpu": "1"}, "requests": {name: value}}}
+    pod = {"metadata": {"name": "huge", "uid": "u"}, "spec": {"containers": [container] * 3}}
+    record = reduce_node(node, ResourceNames())
+    assert record is not None
+    world.fleet.apply_node(record)
+    asked = parse_request(pod, resources=ResourceNames(), defaults=world.policy).request
+
+    decisions = [world.rank(), world.rank(asked)]
+
+    assert [list(one.candidates) for one in decisions] == [["sound", "huge"]] * 2
