@@ -68,6 +68,24 @@ def test_an_xid_names_its_card_even_when_the_card_is_lost() -> None:
     assert (found.uuid, found.xid, found.gpu_instance_id) == (card.uuid, 79, None)
 
 
+def test_xids_are_registered_and_awaited_for_milliseconds() -> None:
+    asked: list[tuple[Any, ...]] = []
+    replay = Replay()
+
+    def wait(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return event(replay.handle, 79)
+
+    replay.instead["nvmlEventSetCreate"] = lambda: "set"
+    replay.instead["nvmlDeviceRegisterEvents"] = lambda *arguments: asked.append(arguments)
+    replay.instead["nvmlEventSetWait_v2"] = wait
+    nvml = nvml_on(replay)
+
+    nvml.events(nvml.card(0)).wait(1.5)
+
+    assert asked == [(replay.handle, 8, "set"), ("set", 1500)]
+
+
 def test_a_timeout_and_other_event_types_return_none() -> None:
     replay = Replay()
     replay.instead["nvmlEventSetCreate"] = lambda: "set"
