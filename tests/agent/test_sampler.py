@@ -359,6 +359,24 @@ async def test_an_xid_is_reported_and_evaluated_at_once(rig: Rig) -> None:
     assert report.devices[0].xid_age_seconds is None
 
 
+@pytest.mark.parametrize(("xid", "is_read"), [(154, True), (48, False)])
+async def test_a_changed_recovery_action_is_read_at_once(
+    rig: Rig, xid: int, *, is_read: bool
+) -> None:
+    options = replace(OPTIONS, period_seconds=60.0, cadence=Cadence(slow_seconds=3600.0))
+    sampler = Sampler(rig.backend, options, monotonic=rig.clock)
+    running = asyncio.create_task(sampler.run())
+    await until(sampler, lambda _: True)
+    before = rig.backend.calls[Call.FIELDS, "GPU-1"]
+
+    rig.backend.happen(XidEvent(uuid="GPU-1", gpu_instance_id=None, xid=xid))
+    await until(sampler, lambda report: Signal.XID in report.signals)
+    running.cancel()
+    sampler.close()
+
+    assert (rig.backend.calls[Call.FIELDS, "GPU-1"] > before) is is_read
+
+
 async def test_many_xids_share_a_pass_and_a_log_line(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -192,6 +192,7 @@ def _answers() -> list[bytes]:
         answer,
         full,
         full.replace(b'"60"', b'"-1"'),
+        full.replace(b'"gpu":"0"', b'"gpu":"' + b"9" * 5000 + b'"'),
         full.replace(b"[1.5,", b"[" + b"9" * 400 + b","),
         matrix,
         matrix.replace(b"[1800000000.0,", b"[1e308,"),
@@ -213,7 +214,8 @@ def _events(document: Mapping[str, Any]) -> list[bytes]:
     bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
     odd = [_json({"type": "ADDED", "object": json.loads(body)}) for body in _with_odd(document)]
     strange = [_json({"type": {"kind": []}}), events[0].replace(b'"cpu":"1', b'"cpu":"\xd8')]
-    return [b"\n".join([*events, _json(bookmark)]), *events, *odd, _json(gone), *strange]
+    huge = events[0].replace(b'"cpu":"', b'"cpu":"1E","x":"')
+    return [b"\n".join([*events, _json(bookmark)]), *events, *odd, _json(gone), *strange, huge]
 
 
 def _pages(document: Mapping[str, Any]) -> list[bytes]:

@@ -269,8 +269,8 @@ def _check_unread(unread: list[Exception]) -> None:
 
 
 def watch(resource: str, runner: asyncio.Runner) -> Target:
-    """Return the target of watch events, one per line."""
-    _, api, reflector = _reflector(resource)
+    """Return the target of watch events, one per line; a decision follows."""
+    world, api, reflector = _reflector(resource)
     unread = _collect_unread(reflector)
 
     def target(body: bytes) -> bool:
@@ -279,6 +279,7 @@ def watch(resource: str, runner: asyncio.Runner) -> Target:
         with contextlib.suppress(KubeError):
             runner.run(reflector._watch())
         _check_unread(unread)
+        world.rank()
         return bool(api.lines)
 
     return target
