@@ -21,7 +21,7 @@ from bench.machine import report
 from bench.requests import request_body as body_of
 from bench.virtual_cluster import GPU, Shape, VirtualCluster
 from extender.core.decision.dirty_rows import evaluate_in_steps, evaluate_together
-from extender.core.decision.evaluation import EvaluationRequest, device_requests
+from extender.core.decision.evaluation import EvaluationInputs, device_requests
 from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodRecord
@@ -134,13 +134,13 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     index, total = fleet.node_index, len(fleet.nodes)
     yield AnswerPart(
         name="names stay bytes, and numbers of nodes",
-        run=lambda: wire.decode_question(next(called), index, waiting, known=total),
+        run=lambda: wire.decode_request(next(called), index, waiting, known=total),
         without=lambda: index.number(tuple(orjson.loads(next(listed))["NodeNames"])),
     )
     yield AnswerPart(
         name="the watch's record instead of the pod's JSON",
-        run=lambda: wire.decode_question(next(called), index, waiting, known=total),
-        without=lambda: wire.decode_question(next(called), index, {}, known=total),
+        run=lambda: wire.decode_request(next(called), index, waiting, known=total),
+        without=lambda: wire.decode_request(next(called), index, {}, known=total),
     )
     record, pod = known[0]
     requests, document = WaitingRequests(), orjson.loads(pod)
@@ -151,7 +151,7 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
         without=lambda: parse_request(document, resources=ResourceNames(), defaults=fleet.policy),
     )
     request = REQUESTS[0]
-    call = wire.decode_question(bodies[0], index, waiting, known=total)
+    call = wire.decode_request(bodies[0], index, waiting, known=total)
     about = PodRef(uid="uid", namespace="bench", name="pod")
     decision = placer.weigh(about, request, call.nodes).decision
     yield AnswerPart(
@@ -178,13 +178,13 @@ def evaluation_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
     pool, policy = snapshot.pools[GPU], fleet.policy
     tenant = (Tenant(uid="other", count=1),)
 
-    def evaluation_request(request: GpuRequest, *nodes: str) -> EvaluationRequest:
+    def inputs_of(request: GpuRequest, *nodes: str) -> EvaluationInputs:
         overlay = dict.fromkeys(nodes, tenant)
         ((_, ask),) = device_requests(request)
-        return EvaluationRequest(request=request, ask=ask, policy=policy, overlay=overlay)
+        return EvaluationInputs(request=request, ask=ask, policy=policy, overlay=overlay)
 
-    before = [evaluation_request(request) for request in REQUESTS]
-    after = [evaluation_request(request, cluster.names[1]) for request in REQUESTS]
+    before = [inputs_of(request) for request in REQUESTS]
+    after = [inputs_of(request, cluster.names[1]) for request in REQUESTS]
     entries = [finish(evaluate_in_steps(snapshot, pool, one)) for one in before]
     filtered = finish(evaluate_in_steps(snapshot, pool, after[0]))
 

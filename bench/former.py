@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from extender.core.decision.assessment import Assessment, assess
-from extender.core.decision.evaluation import Evaluation, EvaluationRequest, estimates
+from extender.core.decision.evaluation import Evaluation, EvaluationInputs, estimates
 from extender.core.decision.filtering import Code, reject
 from extender.core.decision.scoring import calm, health, mean
 from extender.core.nodes.snapshot import (
@@ -35,11 +35,11 @@ POLICY: Final = Policy(
 )
 
 
-def evaluate(snapshot: Snapshot, pool: Pool, request: EvaluationRequest) -> Evaluation:
+def evaluate(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
     """Evaluate every node of a pool as the former default did."""
     batch = batch_rows(pool.rows, snapshot.telemetry, pool.batch.suspicion)
-    asks = request.ask.columns
-    assessment = assess(batch, asks, estimates(request.policy))
+    asks = inputs.ask.columns
+    assessment = assess(batch, asks, estimates(inputs.policy))
     # A GPU with foreign use counts as unusable, also if it is shared.
     is_clean = assessment.is_clean & ~batch.telemetry.is_foreign
     idle_chance = np.where(is_clean & assessment.fits, assessment.idle_chance, 0.0)
@@ -47,7 +47,7 @@ def evaluate(snapshot: Snapshot, pool: Pool, request: EvaluationRequest) -> Eval
         batch,
         asks,
         assessment,
-        requires_idle=np.array([request.request.requires_idle]),
+        requires_idle=np.array([inputs.request.requires_idle]),
         is_wrong_model=np.zeros(len(batch), dtype=np.bool_),
     )
     is_closed = is_clean.sum(axis=1) < assessment.landing.needed

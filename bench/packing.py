@@ -30,7 +30,7 @@ from bench.packing_cluster import REPLICAS, WHOLE, Nodes, PackedCluster, Shape, 
 from bench.traces import Floats
 from extender.core.decision.decision import decide
 from extender.core.decision.dirty_rows import CacheEntry, evaluate_cached
-from extender.core.decision.evaluation import Evaluation, EvaluationRequest
+from extender.core.decision.evaluation import Evaluation, EvaluationInputs
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.nodes.snapshot import Pool, Snapshot
@@ -97,15 +97,15 @@ class Oracle:
         )
         return None if decision.best is None else self._cluster.numbers[decision.best]
 
-    def _evaluate(self, snapshot: Snapshot, pool: Pool, request: EvaluationRequest) -> Evaluation:
-        before = self._entries.get(request.request)
+    def _evaluate(self, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
+        before = self._entries.get(inputs.request)
         entry = evaluate_cached(
             snapshot,
             replace(pool, seen=self._seen),
-            request,
+            inputs,
             () if before is None else (before,),
         )
-        self._entries[request.request] = entry
+        self._entries[inputs.request] = entry
         return entry.evaluation
 
 

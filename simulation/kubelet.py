@@ -87,9 +87,9 @@ def load_of(fleet: SimulatedFleet, pod: JsonObject) -> Load:
     annotations = _mapping(_mapping(pod, "metadata"), "annotations")
     utilization = annotations.get(UTILIZATION_ANNOTATION)
     memory_bytes = _bytes(annotations.get(MEMORY_ANNOTATION))
-    asked_bytes = _bytes(annotations.get(_ASKED_MEMORY_ANNOTATION))
-    if memory_bytes is None and asked_bytes is not None:
-        memory_bytes = asked_bytes * 9 // 10
+    requested_bytes = _bytes(annotations.get(_ASKED_MEMORY_ANNOTATION))
+    if memory_bytes is None and requested_bytes is not None:
+        memory_bytes = requested_bytes * 9 // 10
     default = fleet.default_load
     return Load(
         utilization=default.utilization if utilization is None else float(str(utilization)),

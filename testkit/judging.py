@@ -7,7 +7,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
 from extender.placement.bypassed_pods import GRACE_SECONDS, BypassedPods
-from extender.placement.request_log import FILTER, AnsweredQuestion
+from extender.placement.request_log import FILTER, AnsweredRequest
 from extender.settings.peers import BypassSettings
 from testkit.builders import GPU
 from testkit.world import World
@@ -53,7 +53,7 @@ class BindingWorld:
     def ask(self, name: str = "p", verb: str = FILTER, **rest: Any) -> None:
         values: dict[str, Any] = {"choices": 1, **rest}
         self.world.request_log.note(
-            AnsweredQuestion(
+            AnsweredRequest(
                 verb=verb,
                 uid=f"uid-{name}",
                 key=f"team/{name}",

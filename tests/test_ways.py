@@ -50,7 +50,7 @@ def test_every_function_on_a_way_exists() -> None:
         assert all(callable(function_of(station)) for station in stations)
 
 
-def question(world: World, name: str, nodes: list[str]) -> bytes:
+def filter_args(world: World, name: str, nodes: list[str]) -> bytes:
     """Create a waiting pod; return its filter request as kube-scheduler writes it."""
     raw = pod(name)
     metadata: Any = raw["metadata"]
@@ -90,8 +90,8 @@ async def test_a_filter_request_passes_the_functions_in_this_order() -> None:
     world = World(shortlist=100)
     world.add({node: [IDLE] for node in nodes}, readings=1)
     async with TestClient(TestServer(world.build_app())) as client:
-        await calls_of(client, question(world, "first", nodes))
-        calls = await calls_of(client, question(world, "second", nodes))
+        await calls_of(client, filter_args(world, "first", nodes))
+        calls = await calls_of(client, filter_args(world, "second", nodes))
 
     stations = ways()["A filter request"]
     assert [call for call in calls if call in stations] == stations

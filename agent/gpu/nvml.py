@@ -102,13 +102,13 @@ class GpmMeter:
 
     def _between(self, older: Any, newer: Any) -> Values:
         module = self._nvml.module
-        question = module.c_nvmlGpmMetricsGet_t()
-        question.version = module.NVML_GPM_METRICS_GET_VERSION
-        question.sample1, question.sample2 = older, newer
-        question.numMetrics = len(_METRICS)
+        arguments = module.c_nvmlGpmMetricsGet_t()
+        arguments.version = module.NVML_GPM_METRICS_GET_VERSION
+        arguments.sample1, arguments.sample2 = older, newer
+        arguments.numMetrics = len(_METRICS)
         for at, metric in enumerate(_METRICS):
-            question.metrics[at].metricId = metric
-        answer = self._nvml.call("nvmlGpmMetricsGet", question)
+            arguments.metrics[at].metricId = metric
+        answer = self._nvml.call("nvmlGpmMetricsGet", arguments)
         values: dict[str, float] = {}
         for at, (name, factor) in enumerate(_METRICS.values()):
             item = answer.metrics[at]

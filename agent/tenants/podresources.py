@@ -150,17 +150,17 @@ class PodResourcesClient:
             self._channel.close()
             self._channel = None
 
-    async def _call(self, call: str, question: Message, kind: type[_Answer]) -> _Answer:
+    async def _call(self, call: str, request: Message, kind: type[_Answer]) -> _Answer:
         if self._channel is None:
             self._channel = Channel(path=str(self._socket), codec=self._codec)
         method = UnaryUnaryMethod(
-            self._channel, f"/v1.PodResourcesLister/{call}", type(question), kind
+            self._channel, f"/v1.PodResourcesLister/{call}", type(request), kind
         )
-        answered = False
+        is_answered = False
         try:
             async with asyncio.timeout(self._deadline_seconds):
-                answer = await method(question)
-            answered = True
+                answer = await method(request)
+            is_answered = True
             return answer
         except GRPCError as error:
             remedy = _STATUS_REMEDIES.get(error.status)
@@ -175,7 +175,7 @@ class PodResourcesClient:
         except (MalformedError, _TooLargeError, NotImplementedError) as error:
             raise self._failed(call, f"unreadable answer: {error}", None) from error
         finally:
-            if not answered:
+            if not is_answered:
                 self.close()  # the rest of a broken or late answer must not reach the next call
 
     def _failed(self, call: str, cause: str, remedy: str | None) -> PodResourcesError:

@@ -44,7 +44,7 @@ class StoredAnswer(Answer):
     note: str
 
 
-class AskedNode(Answer):
+class NodeReport(Answer):
     """Record of the requested node.
 
     Attributes:
@@ -142,5 +142,5 @@ class Explanation(Answer):
     closed: list[ReasonNodes] = []
     problems: list[ProblemAnswer] = []
     not_checked: list[str] = []
-    asked_node: AskedNode | None = None
+    asked_node: NodeReport | None = None
     gpus: list[int] = []

@@ -52,13 +52,13 @@ REVIEWS_PER_SECOND: Final = 20.0
 server."""
 
 _STRANGERS: Final = 8
-QUESTIONS: Final = 24
+USER_REVIEWS: Final = 24
 """Concurrent reviews of unknown tokens, and of known users: watches and events share the API
 server's connections."""
 _STRANGERS_WAITING: Final = 20
 STRANGERS_SECONDS: Final = 2.0
 """Limits for unknown tokens from one address: number of waiting reviews, and waiting time."""
-_QUESTIONS_WAITING: Final = 64
+_USER_WAITING: Final = 64
 """Waiting reviews of one user, for all of its tokens together."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -260,9 +260,9 @@ class Callers:
             wait_seconds=STRANGERS_SECONDS,
             per_second=REVIEWS_PER_SECOND,
         )
-        self._questions = FairQueue(
-            at_once=QUESTIONS,
-            waiting_each=_QUESTIONS_WAITING,
+        self._user_reviews = FairQueue(
+            at_once=USER_REVIEWS,
+            waiting_each=_USER_WAITING,
             wait_seconds=REVIEW_TIMEOUT_SECONDS,
         )
 
@@ -356,7 +356,7 @@ class Callers:
 
         async def review() -> User:
             try:
-                async with self._questions.of(user.name):
+                async with self._user_reviews.of(user.name):
                     return await self._review(token)
             except BusyError as error:
                 raise KubeError(str(error)) from error
@@ -396,7 +396,7 @@ class Callers:
             KubeError: the API server did not answer.
         """
         try:
-            async with self._questions.of(user.name):
+            async with self._user_reviews.of(user.name):
                 return await may_list_pods(
                     self._client, user, namespace, timeout_seconds=REVIEW_TIMEOUT_SECONDS
                 )

@@ -168,8 +168,8 @@ class Client:
             **wishes: further query parameters: `resource`, `strategy`, `require_idle`,
                 `max_utilization`, `max_memory`, `limit`.
         """
-        asked = {"gpus": gpus, "memory": memory, "model": model, **wishes}
-        return self._get(routes.BEST, asked)
+        params = {"gpus": gpus, "memory": memory, "model": model, **wishes}
+        return self._get(routes.BEST, params)
 
     def defrag(self, *, gpus: int, resource: str | None = None, limit: int = 5) -> Defrag:
         """Return the fewest pods to move so that a node has room for a large request.
@@ -179,15 +179,15 @@ class Client:
             resource: name of the GPU resource; unless set, the first one of the extender's setting.
             limit: largest number of nodes.
         """
-        asked = {"gpus": gpus, "resource": resource, "limit": limit}
-        return self._get(routes.DEFRAG, asked)
+        params = {"gpus": gpus, "resource": resource, "limit": limit}
+        return self._get(routes.DEFRAG, params)
 
     def decisions(
         self, *, pod: str | None = None, limit: int = 100, brief: bool = True
     ) -> Decisions:
         """Return the latest scheduling decisions, newest first."""
-        asked = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
-        return self._get(routes.DECISIONS, asked)
+        params = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
+        return self._get(routes.DECISIONS, params)
 
     def pending(self, *, namespace: str | None = None, limit: int = 200) -> PendingAnswer:
         """Return the GPU pods that are not bound to a node yet."""
@@ -213,7 +213,7 @@ class Client:
             limit: largest number of pods to return.
             offset: number of pods to skip.
         """
-        asked = {
+        params = {
             "namespace": namespace,
             "search": search,
             "state": state,
@@ -221,7 +221,7 @@ class Client:
             "limit": limit,
             "offset": offset,
         }
-        return self._get(routes.PODS, asked)
+        return self._get(routes.PODS, params)
 
     def holders(
         self,
@@ -239,13 +239,13 @@ class Client:
             some: include pods that use some of their GPUs.
             limit: largest number of pods to return.
         """
-        asked = {
+        params = {
             "idle_for": idle_for_seconds,
             "namespace": namespace,
             "some": "true" if some else None,
             "limit": limit,
         }
-        return self._get(routes.HOLDERS, asked)
+        return self._get(routes.HOLDERS, params)
 
     def costs(
         self,
@@ -266,14 +266,14 @@ class Client:
             some: with `idle_for_seconds`, include pods that use some of their GPUs.
             limit: largest number of groups to return.
         """
-        asked = {
+        params = {
             "by": by,
             "idle_for": idle_for_seconds,
             "namespace": namespace,
             "some": "true" if some else None,
             "limit": limit,
         }
-        return self._get(routes.COSTS, asked)
+        return self._get(routes.COSTS, params)
 
     def explain(
         self,
@@ -293,8 +293,8 @@ class Client:
             node: name of a node to return in full detail.
         """
         name = "id" if isinstance(number, str) else "number"
-        asked = {"pod": pod, name: number, "limit": limit, "node": node}
-        return self._get(routes.EXPLAIN, asked)
+        params = {"pod": pod, name: number, "limit": limit, "node": node}
+        return self._get(routes.EXPLAIN, params)
 
     def foresee(
         self, pod: Mapping[str, object], *, limit: int = 100, node: str | None = None
@@ -306,8 +306,8 @@ class Client:
             limit: largest number of nodes to list without full detail.
             node: name of a node to return in full detail, also if it ranks low.
         """
-        asked = {"limit": limit, "node": node or None}
-        return self._get(routes.FORESEE, asked, msgspec.json.encode(pod))
+        params = {"limit": limit, "node": node or None}
+        return self._get(routes.FORESEE, params, msgspec.json.encode(pod))
 
     def usage(self, *, since_seconds: int = 86_400, namespace: str | None = None) -> Usage:
         """Return GPU-hours and costs of all pods, including pods that have ended.
@@ -392,14 +392,14 @@ class Client:
             all_cards: include GPUs that need no change.
             limit: largest number of GPUs, and of pods, to return.
         """
-        asked = {
+        params = {
             "node": node,
             "namespace": namespace,
             "over": over_seconds,
             "all": "true" if all_cards else None,
             "limit": limit,
         }
-        return self._get(routes.ADVICE, asked)
+        return self._get(routes.ADVICE, params)
 
     def regret(self, *, namespace: str | None = None, limit: int = 50) -> Regret:
         """Return the measured outcome of placements some time after the pods were bound."""
@@ -409,9 +409,9 @@ class Client:
         """Return the pods that were bound without the extender, each with the likely reason."""
         return self._get(routes.UNASKED)
 
-    def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
+    def get(self, path: str, params: Mapping[str, object] | None = None) -> object:
         """Return the decoded JSON of any route; parameters that are None are omitted."""
-        return _decode(_ANYTHING, self._transport.request("GET", path, _params(asked)), path)
+        return _decode(_ANYTHING, self._transport.request("GET", path, _params(params)), path)
 
     def text(self, path: str) -> str:
         """Return the body of any route as text, such as `/metrics`."""
@@ -420,12 +420,12 @@ class Client:
     def _get(
         self,
         route: Route[_Kind],
-        asked: Mapping[str, object] | None = None,
+        params: Mapping[str, object] | None = None,
         body: bytes | None = None,
         **parts: str,
     ) -> _Kind:
         path = route.path.format_map({name: quote(part, safe="") for name, part in parts.items()})
-        answer = self._transport.request(route.method, path, _params(asked), body)
+        answer = self._transport.request(route.method, path, _params(params), body)
         return _decode(msgspec.json.Decoder(route.answer), answer, path)
 
 
@@ -435,8 +435,8 @@ def _default_cluster() -> "Cluster":
     return Cluster.from_kubeconfig()
 
 
-def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
-    return {name: str(value) for name, value in (asked or {}).items() if value is not None}
+def _params(params: Mapping[str, object] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (params or {}).items() if value is not None}
 
 
 def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes, path: str) -> _T:

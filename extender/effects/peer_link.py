@@ -12,14 +12,14 @@ from typing import Final
 import aiohttp
 
 from extender.effects.peer_wire import (
-    MAX_QUESTIONS,
+    MAX_RECORDS,
     PeerError,
     Receipt,
     decode_receipt,
     encode_message,
     fits_message,
 )
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredRequest
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class PeerLink:
         self._monotonic = monotonic
         self._count = count
         self._faults = faults
-        self._queue: deque[AnsweredQuestion] = deque()
-        self._under_way: list[AnsweredQuestion] = []
+        self._queue: deque[AnsweredRequest] = deque()
+        self._under_way: list[AnsweredRequest] = []
         self._gap_at = monotonic()
         self._mark: float | None = None
         self._is_news = asyncio.Event()
@@ -110,14 +110,14 @@ class PeerLink:
         """Whether the last message was answered."""
         return bool(self.instance) and not self._failures
 
-    def add(self, question: AnsweredQuestion) -> None:
+    def add(self, request: AnsweredRequest) -> None:
         """Queue a record for the next message."""
         if self.is_self:
             return
-        if not fits_message(question):
+        if not fits_message(request):
             self._gap_at = self._monotonic()
             return
-        self._queue.append(question)
+        self._queue.append(request)
         if len(self._queue) > MAX_QUEUE:
             self._queue.popleft()
             self._gap_at = self._monotonic()
@@ -144,7 +144,7 @@ class PeerLink:
     def compose(self) -> bytes:
         """Encode the next message: the last message's records if it failed, otherwise new ones."""
         if not self._under_way:
-            count = min(len(self._queue), MAX_QUESTIONS)
+            count = min(len(self._queue), MAX_RECORDS)
             self._under_way = [self._queue.popleft() for _ in range(count)]
         return encode_message(
             self._own_instance,

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
+from extender.placement.request_log import PRIORITIZE, AnsweredRequest
 from extender.runtime.decoding import MalformedError, decode_with
 
 _T = TypeVar("_T")
@@ -17,11 +17,11 @@ _T = TypeVar("_T")
 VERSION: Final = 1
 """Incremented only when an older release would misread a message; a new field does not count."""
 
-MAX_QUESTIONS: Final = 500
+MAX_RECORDS: Final = 500
 """Maximum number of records in one message."""
 
 MAX_BYTES: Final = 4 << 20
-"""Largest message in bytes: more than `MAX_QUESTIONS` of the longest records need."""
+"""Largest message in bytes: more than `MAX_RECORDS` of the longest records need."""
 
 _MAX_UID: Final = 128
 _MAX_NAME: Final = 320
@@ -46,7 +46,7 @@ class PeerError(ValueError):
 
 
 class ReportedRequest(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """A record of an answered request about a pod; see `AnsweredQuestion`."""
+    """A record of an answered request about a pod; see `AnsweredRequest`."""
 
     verb: Literal["filter", "prioritize"]
     uid: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_UID)]
@@ -71,7 +71,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
         mark: mark of the last receipt: this message completes the records from before that mark.
             None while some of them are not sent.
         sent_at: send time on the sender's monotonic clock, in seconds; see `Delay`.
-        asked: records since the last message.
+        requests: records since the last message; `asked` on the wire.
         faults: sources that the sender has not reached for long; None if it is not ready.
     """
 
@@ -81,7 +81,9 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     gap_at: float = 0.0
     mark: float | None = None
     sent_at: float | None = None
-    asked: Annotated[list[ReportedRequest], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
+    requests: Annotated[list[ReportedRequest], msgspec.Meta(max_length=MAX_RECORDS)] = (
+        msgspec.field(name="asked", default_factory=list)
+    )
     faults: Annotated[list[_Name], msgspec.Meta(max_length=_MAX_FAULTS)] | None = None
 
 
@@ -109,13 +111,13 @@ _VERSION: Final = msgspec.json.Decoder(_Version)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def fits_message(question: AnsweredQuestion) -> bool:
+def fits_message(request: AnsweredRequest) -> bool:
     """Return whether a record fits the limits of the format; kube-scheduler's records always do."""
-    names = [name for name, _ in question.resources]
+    names = [name for name, _ in request.resources]
     return (
-        0 < len(question.uid) <= _MAX_UID
-        and len(question.key) <= _MAX_KEY
-        and len(question.node) <= _MAX_NAME
+        0 < len(request.uid) <= _MAX_UID
+        and len(request.key) <= _MAX_KEY
+        and len(request.node) <= _MAX_NAME
         and len(names) <= _MAX_RESOURCES
         and all(len(name) <= _MAX_NAME for name in names)
     )
@@ -123,7 +125,7 @@ def fits_message(question: AnsweredQuestion) -> bool:
 
 def encode_message(
     instance: str,
-    questions: Iterable[AnsweredQuestion],
+    requests: Iterable[AnsweredRequest],
     *,
     to: str,
     gap_at: float,
@@ -135,26 +137,26 @@ def encode_message(
 
     Args:
         instance: name of the sender.
-        questions: records, each of them `fits_message`.
+        requests: records, each of them `fits_message`.
         to: see `Message`, also for the other arguments.
         gap_at: time on the clock of the records.
         mark: time on the receiver's clock.
         now: current time on the clock of the records.
         faults: sources that the sender does not reach.
     """
-    asked = [
+    records = [
         ReportedRequest(
-            verb="prioritize" if question.verb == PRIORITIZE else "filter",
-            uid=question.uid,
-            pod=question.key,
-            age_seconds=_age(question.at, now),
-            choices=question.choices,
-            is_lost=question.is_lost,
-            node=question.node,
-            resources=dict(question.resources),
-            memory_bytes=question.memory_bytes,
+            verb="prioritize" if request.verb == PRIORITIZE else "filter",
+            uid=request.uid,
+            pod=request.key,
+            age_seconds=_age(request.at, now),
+            choices=request.choices,
+            is_lost=request.is_lost,
+            node=request.node,
+            resources=dict(request.resources),
+            memory_bytes=request.memory_bytes,
         )
-        for question in questions
+        for request in requests
     ]
     return _ENCODER.encode(
         Message(
@@ -164,7 +166,7 @@ def encode_message(
             gap_at=gap_at,
             mark=mark,
             sent_at=now,
-            asked=asked,
+            requests=records,
             faults=None if faults is None else list(faults),
         )
     )
@@ -193,21 +195,21 @@ def decode_receipt(body: bytes) -> Receipt:
     return _decode(_RECEIPT, body, "a replica's answer")
 
 
-def questions_in(message: Message, sent_at: float) -> list[AnsweredQuestion]:
+def requests_in(message: Message, sent_at: float) -> list[AnsweredRequest]:
     """Return the records of a message that was sent at `sent_at` on our own clock."""
     return [
-        AnsweredQuestion(
-            verb=asked.verb,
-            uid=asked.uid,
-            key=asked.pod,
-            at=sent_at - asked.age_seconds,
-            choices=asked.choices,
-            is_lost=asked.is_lost,
-            node=asked.node,
-            resources=tuple(asked.resources.items()),
-            memory_bytes=asked.memory_bytes,
+        AnsweredRequest(
+            verb=record.verb,
+            uid=record.uid,
+            key=record.pod,
+            at=sent_at - record.age_seconds,
+            choices=record.choices,
+            is_lost=record.is_lost,
+            node=record.node,
+            resources=tuple(record.resources.items()),
+            memory_bytes=record.memory_bytes,
         )
-        for asked in message.asked
+        for record in message.requests
     ]
 
 

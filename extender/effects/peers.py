@@ -24,10 +24,10 @@ from extender.effects.peer_wire import (
     PeerError,
     decode_message,
     encode_receipt,
-    questions_in,
+    requests_in,
 )
 from extender.kube.lease import make_identity
-from extender.placement.request_log import AnsweredQuestion, RequestLog
+from extender.placement.request_log import AnsweredRequest, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.settings.config import Settings
@@ -127,7 +127,7 @@ class Peers:
     def __init__(
         self,
         settings: PeersSettings,
-        take: Callable[[AnsweredQuestion], None],
+        take: Callable[[AnsweredRequest], None],
         metrics: Metrics,
         *,
         listen: str = "",
@@ -157,10 +157,10 @@ class Peers:
             lambda: sum(link.is_answering for link in self._others())
         )
 
-    def report(self, question: AnsweredQuestion) -> None:
+    def report(self, request: AnsweredRequest) -> None:
         """Queue a record for every other replica."""
         for link in self._links.values():
-            link.add(question)
+            link.add(request)
 
     @property
     def since(self) -> float:
@@ -254,7 +254,7 @@ class Peers:
 
     async def _resolve(self, group: asyncio.TaskGroup, session: aiohttp.ClientSession) -> None:
         """Look up the addresses, open a link to each new one, and close links to old ones."""
-        asked_at = self._monotonic()
+        started_at = self._monotonic()
         try:
             addresses = await self._addresses()
         except OSError as error:  # the known addresses may still be right
@@ -285,7 +285,7 @@ class Peers:
                 keep("peer", link.run), name=f"peer {address[0]}"
             )
         else:
-            self._note_members(asked_at)
+            self._note_members(started_at)
 
     def _drop(self, address: Address) -> None:
         """Close the link to an address; records of a replica that never sent a message are lost."""
@@ -293,11 +293,11 @@ class Peers:
         if not link.is_self and link.instance not in self._received:
             self._lost_at = self._monotonic()
 
-    def _note_members(self, asked_at: float) -> None:
-        """Record that every replica that existed at `asked_at` has a link."""
+    def _note_members(self, started_at: float) -> None:
+        """Record that every replica that existed at `started_at` has a link."""
         if self._looked_up_at == -math.inf:
-            self._lost_at = asked_at
-        self._looked_up_at = asked_at
+            self._lost_at = started_at
+        self._looked_up_at = started_at
         linked = {link.instance for link in self._links.values()}
         for instance, received in tuple(self._received.items()):
             # A replica in shutdown still answers and sends after its address is removed.
@@ -358,8 +358,8 @@ class Peers:
         before = self._received.pop(message.instance, None)
         delay = Delay() if before is None else before.delay
         sent_at = now if message.sent_at is None else now - delay.of(message.sent_at, now)
-        for question in questions_in(message, sent_at):
-            self._take(question)
+        for request in requests_in(message, sent_at):
+            self._take(request)
         since, gap_at = now, message.gap_at
         if before is not None and message.gap_at <= before.gap_at:
             since, gap_at = before.since, before.gap_at

@@ -80,14 +80,14 @@ class LookOrder:
         """Record that this check examines these pods."""
         self._looked_at.update(dict.fromkeys(uids, self._number))
 
-    def note_promising(self, asked: Collection[object], promising: Iterable[object]) -> None:
+    def note_promising(self, examined: Collection[object], promising: Iterable[object]) -> None:
         """Record the results of the check.
 
         Args:
-            asked: requests that were examined.
+            examined: requests that were examined.
             promising: all requests for which a node was found.
         """
-        self._promising.difference_update(asked)
+        self._promising.difference_update(examined)
         self._promising.update(promising)
 
     def forget(self) -> None:

@@ -95,7 +95,7 @@ class PodGroups:
         is_reverted = record is not None and record.group is not None and record.group.is_reverted
         return assumed.simulated_seconds if is_reverted else assumed.tentative_seconds
 
-    def note_question(self, uid: str, group: PodGroup | None, *, until: float) -> None:
+    def note_request(self, uid: str, group: PodGroup | None, *, until: float) -> None:
         """Note that kube-scheduler asks about the next pod of a group.
 
         If the pod is assumed already, kube-scheduler has reverted the group and tries it again, so

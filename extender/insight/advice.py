@@ -82,17 +82,17 @@ def _tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
     return f"{subject} {used}: {room}"
 
 
-def _memory_words(asked_bytes: float, use: Use, advice: MemoryAdvice) -> str:
+def _memory_words(requested_bytes: float, use: Use, advice: MemoryAdvice) -> str:
     """Explain the difference between a pod's requested and used memory."""
     most = _gib(use.memory_most_bytes or 0.0)
     better = _gib(advice.suggested_bytes)
     if advice.ask is MemoryVerdict.TOO_MUCH:
         return (
-            f"requests {_gib(asked_bytes)} of each GPU and never used more than {most}: {better} "
-            "would suffice, and leave room for others"
+            f"requests {_gib(requested_bytes)} of each GPU and never used more than {most}: "
+            f"{better} would suffice, and leave room for others"
         )
     return (
-        f"requests {_gib(asked_bytes)} of each GPU and used up to {most}: with {better} it is "
+        f"requests {_gib(requested_bytes)} of each GPU and used up to {most}: with {better} it is "
         "placed on a GPU with enough room"
     )
 

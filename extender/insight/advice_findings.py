@@ -294,8 +294,8 @@ def _judge(
         return  # a placeholder uses nothing
     own = [device for device in devices if record.key in device.tenants]
     is_whole = not any(device.pool_row.is_shared or device.info.gpu_instance_id for device in own)
-    asked = record.memory_bytes
-    if not is_whole and asked is None:
+    requested = record.memory_bytes
+    if not is_whole and requested is None:
         return  # a share without a memory request: nothing to compare
     is_complete = len(own) == sum(record.resources.values()) or not is_whole
     is_alone = all(device.tenants == (record.key,) for device in own)
@@ -334,12 +334,12 @@ def _judge_memory(
     record: PodRecord, own: Sequence[MeasuredDevice], look: DeviceHistory, found: Findings
 ) -> None:
     """Add a finding if a pod requests far more memory than it uses, or less."""
-    asked, use = record.memory_bytes, look.use
+    requested, use = record.memory_bytes, look.use
     # The annotation's value is visible only to callers who may read the pod.
-    if asked is None or not sees(record.namespace):
+    if requested is None or not sees(record.namespace):
         return
     total = min(device.memory_bytes for device in own)
-    memory = judge_memory(float(asked), use.memory_most_bytes or 0.0, total)
+    memory = judge_memory(float(requested), use.memory_most_bytes or 0.0, total)
     if memory is not None:
         found.add_pod(
             PodFinding(

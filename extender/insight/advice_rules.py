@@ -323,11 +323,13 @@ class MemoryAdvice:
     suggested_bytes: int
 
 
-def judge_memory(asked_bytes: float, most_bytes: float, total_bytes: float) -> MemoryAdvice | None:
+def judge_memory(
+    requested_bytes: float, most_bytes: float, total_bytes: float
+) -> MemoryAdvice | None:
     """Compare a pod's memory request with its use; None if the request is right.
 
     Args:
-        asked_bytes: memory per device from its annotation.
+        requested_bytes: memory per device from its annotation.
         most_bytes: maximum memory in use on one of its devices.
         total_bytes: total memory of that device.
 
@@ -339,9 +341,9 @@ def judge_memory(asked_bytes: float, most_bytes: float, total_bytes: float) -> M
     """
     suggested = math.ceil(most_bytes * _ROOM_RATIO / GIB) * GIB
     suggested = int(max(min(suggested, total_bytes), GIB))
-    if most_bytes > asked_bytes * _SHORT_RATIO:
+    if most_bytes > requested_bytes * _SHORT_RATIO:
         return MemoryAdvice(ask=MemoryVerdict.TOO_LITTLE, suggested_bytes=suggested)
-    is_far = asked_bytes >= most_bytes * FAR_RATIO and asked_bytes - most_bytes >= FAR_BYTES
-    if is_far and suggested < asked_bytes:
+    is_far = requested_bytes >= most_bytes * FAR_RATIO and requested_bytes - most_bytes >= FAR_BYTES
+    if is_far and suggested < requested_bytes:
         return MemoryAdvice(ask=MemoryVerdict.TOO_MUCH, suggested_bytes=suggested)
     return None

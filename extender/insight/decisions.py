@@ -127,10 +127,10 @@ class DecisionRoutes:
         brief = read_boolean(query, "brief")
         pod = query.get("pod")
         # Pods of this name in namespaces that the caller may not read are left out below.
-        asked = (
+        parameters = (
             {"limit": str(limit)} if pod is None else {"limit": str(_MOST_DECISIONS), "pod": pod}
         )
-        replies = await self._fetch(asked)
+        replies = await self._fetch(parameters)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
         far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
         both: list[DecisionRecord | _RemoteDecision] = [*near, *far]

@@ -229,11 +229,11 @@ class Explain:
         view = await self._view(record, self._fleet.pods.get(uid), wish)
         return _Known(view=view, at=record.at, uid=uid)
 
-    async def _theirs(self, asked: Mapping[str, str]) -> list[_Known]:
+    async def _theirs(self, query: Mapping[str, str]) -> list[_Known]:
         """Return the other replicas' explanations that the caller may see, newest first."""
         found: list[_Known] = []
         ids = {""}  # a replica may have several addresses, and this one is among them
-        answers = await self._replicas.others.query(f"{PEERS_PATH}?{urlencode(asked)}")
+        answers = await self._replicas.others.query(f"{PEERS_PATH}?{urlencode(query)}")
         for body in answers.values():
             view = read_explanation(body)
             at = decided_at(view)
@@ -362,10 +362,10 @@ class Explain:
             return view
         filtered = filter_before(self._placer.history, decided)
         # Prioritize covers only the nodes that passed filter: take the rejected ones from there.
-        asked = (filtered or decided).decision
+        decision = (filtered or decided).decision
         details = await run_in_steps(details_in_steps(decided, filtered))
         names = [verdict.node for verdict in details]
-        others, left = await run_in_steps(short_nodes(asked, names, wish.limit))
+        others, left = await run_in_steps(short_nodes(decision, names, wish.limit))
         nodes = await run_in_steps(
             full_nodes(Ranking(decision=decided.decision, details=details, bound_node=bound))
         )
@@ -373,13 +373,13 @@ class Explain:
         return view | {
             "decision": self._brief(decided),
             "filter": self._brief(filtered) if filtered else None,
-            "kept": kept(asked, names),
+            "kept": kept(decision, names),
             "nodes": nodes,
             "others": others,
             "others_left": left,
-            "rejected": rejected_nodes(asked, wish.names),
+            "rejected": rejected_nodes(decision, wish.names),
             "asked_node": asked_node(
-                wish, asked, names, self._fleet.nodes, now=partial(self._now, decided.request)
+                wish, decision, names, self._fleet.nodes, now=partial(self._now, decided.request)
             ),
         }
 

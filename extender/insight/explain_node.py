@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from extender.answers import routes
-from extender.answers.explanation import AskedNode
+from extender.answers.explanation import NodeReport
 from extender.answers.verdicts import VerdictAnswer
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
@@ -25,7 +25,7 @@ _NOT_IN_FULL: Final = (
     "its GPUs and readings at that time are not recorded: a decision records only its best nodes, "
     "the node bound to, and some rejected ones if few pass (decisions.detailed_nodes sets how many)"
 )
-_NOT_ASKED: Final = (
+_NO_CANDIDATE: Final = (
     "it was no candidate for this pod: kube-scheduler's own filters had rejected it, "
     "kube-scheduler had found enough nodes before this one, or the node was added later"
 )
@@ -72,7 +72,7 @@ class _NodeDetail(StrEnum):
     IN_FULL = "in-full"
     IN_SHORT = "in-short"
     """Score and rank, or the reason of the rejection."""
-    NOT_ASKED = "not-asked"
+    NO_CANDIDATE = "not-asked"
     """The node was no candidate."""
     UNKNOWN = "unknown"
     """No node has this name."""
@@ -85,7 +85,7 @@ def asked_node(
     nodes: Container[str],
     closed_by: str = "",
     now: Callable[[str], list[VerdictAnswer]] = lambda _: [],
-) -> AskedNode | None:
+) -> NodeReport | None:
     """Return a decision's record of the requested node, None if no node is requested.
 
     Args:
@@ -101,13 +101,13 @@ def asked_node(
         return None
     at = decision.place_of(name)
     if at is None:
-        kept = _NodeDetail.NOT_ASKED if is_known else _NodeDetail.UNKNOWN
-        why = _NOT_ASKED if is_known else _NO_SUCH_NODE
+        kept = _NodeDetail.NO_CANDIDATE if is_known else _NodeDetail.UNKNOWN
+        why = _NO_CANDIDATE if is_known else _NO_SUCH_NODE
         if closed_by:
             why = f"kube-scheduler itself would reject it: {closed_by}"
-        return AskedNode(node=name, kept=kept, why=why)
+        return NodeReport(node=name, kept=kept, why=why)
     score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
-    report = AskedNode(
+    report = NodeReport(
         node=name,
         kept=_NodeDetail.IN_FULL,
         rank=None if rejection else _rank(decision, score),
@@ -120,7 +120,7 @@ def asked_node(
     return in_short_or_full(report, known, decision.feasible)
 
 
-def in_short_or_full(report: AskedNode, in_full: Container[str], feasible: int) -> AskedNode:
+def in_short_or_full(report: NodeReport, in_full: Container[str], feasible: int) -> NodeReport:
     """Return the record of the requested node, depending on its detail.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from extender.answers.explanation import AskedNode, Other
+from extender.answers.explanation import NodeReport, Other
 from extender.core.steps import Steps
 from extender.core.untyped import mapping_of, text_of
 from extender.insight.explain_node import in_short_or_full
@@ -162,8 +162,8 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     shown = sorted(passed, key=lambda name: -passed[name])[:limit]
     ranked_in_full = len({one.node for one, _ in nodes if not one.rejection})
     names = {one.node for one, _ in nodes}
-    asked = filtered.get("asked_node")
-    node_report = msgspec.convert(asked, AskedNode) if asked is not None else None
+    raw = filtered.get("asked_node")
+    node_report = msgspec.convert(raw, NodeReport) if raw is not None else None
     return ranked | {
         "filter": filtered["decision"],
         "kept": kept_view(counts.candidates, len(names)),

@@ -71,12 +71,12 @@ def details_in_steps(
                 found += (verdict for verdict in verdicts if verdict.node in refused)
                 yield from let_go(verdicts)
     # These rejections compare nodes, so they are not in a node's own verdict: add them here.
-    asked = (filtered or decided).decision
-    relative = {node: code.text for code in RELATIVE_CODES for node in _refused_by(asked, code)}
+    decision = (filtered or decided).decision
+    relative = {node: code.text for code in RELATIVE_CODES for node in _refused_by(decision, code)}
     return [
         replace(verdict, rejection=relative[verdict.node])
         if verdict.node in relative
-        else _as_decided(verdict, asked)
+        else _as_decided(verdict, decision)
         for verdict in found
     ]
 

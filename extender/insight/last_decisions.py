@@ -123,8 +123,8 @@ class LastDecisions:
             uid: only this pod; "" for all waiting pods.
             namespace: only pods of this namespace; "" for all.
         """
-        asked = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
-        path = f"{PEERS_PATH}?{urlencode(asked)}" if asked else PEERS_PATH
+        query = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
+        path = f"{PEERS_PATH}?{urlencode(query)}" if query else PEERS_PATH
         replies = await query_replicas(self._replicas, path, _FORM)
         last: dict[str, Last] = {}
         for _, answer in replies.answers:

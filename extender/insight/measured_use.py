@@ -16,7 +16,7 @@ OWN_SECONDS: Final = 3600
 """Length of our own history."""
 _LONG_STEPS: Final = 241
 """Samples of a Prometheus query: one every six minutes for a day."""
-_MOST_ASKED: Final = 2048
+_MOST_DEVICES: Final = 2048
 """Largest number of devices to query for one answer: 32 sequential queries for each metric."""
 
 KEPT_SECONDS: Final = 60.0
@@ -28,7 +28,7 @@ _BY_US: Final = "memory"
 _BY_PROMETHEUS: Final = "prometheus"
 
 
-Question = tuple[float, tuple[DeviceKey, ...]]
+_CacheKey = tuple[float, tuple[DeviceKey, ...]]
 """Cache key: length of the period, and devices."""
 
 
@@ -65,17 +65,17 @@ class PrometheusCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._entries: OrderedDict[Question, tuple[float, Samples]] = OrderedDict()
+        self._entries: OrderedDict[_CacheKey, tuple[float, Samples]] = OrderedDict()
 
-    def get(self, question: Question) -> Samples | None:
+    def get(self, key: _CacheKey) -> Samples | None:
         """Return the cached answer to a query, None if it is missing or expired."""
-        until, samples = self._entries.get(question, (0.0, None))
+        until, samples = self._entries.get(key, (0.0, None))
         return samples if self._clock() < until else None
 
-    def put(self, question: Question, samples: Samples) -> None:
+    def put(self, key: _CacheKey, samples: Samples) -> None:
         """Cache an answer for `KEPT_SECONDS`."""
-        self._entries[question] = (self._clock() + KEPT_SECONDS, samples)
-        self._entries.move_to_end(question)
+        self._entries[key] = (self._clock() + KEPT_SECONDS, samples)
+        self._entries.move_to_end(key)
         if len(self._entries) > _MOST_KEPT:
             self._entries.popitem(last=False)
 
@@ -108,7 +108,7 @@ class Measured:
         self._plots = plots
         self._seconds = seconds
         self._cache = kept
-        self._left = _MOST_ASKED
+        self._left = _MOST_DEVICES
 
     async def of(self, rows: Sequence[int]) -> Samples:
         """Return the samples of some devices, few enough for one query."""
@@ -131,14 +131,14 @@ class Measured:
     async def _query(self, plots: Plots, rows: Sequence[int]) -> Samples | None:
         if self._left < len(rows):
             self.note = (
-                self.note or f"only {_MOST_ASKED} GPUs were queried in Prometheus: name a node"
+                self.note or f"only {_MOST_DEVICES} GPUs were queried in Prometheus: name a node"
             )
             return None
         self._left -= len(rows)
         infos = [self._fleet.store.info(row) for row in rows]
         keys = [DeviceKey(("", "")) if info is None else info.key for info in infos]
-        question = (self._seconds, tuple(keys))
-        samples = self._cache.get(question)
+        key = (self._seconds, tuple(keys))
+        samples = self._cache.get(key)
         if samples is not None:
             return samples
         answer = await plots.past(keys, seconds=self._seconds, steps=_LONG_STEPS)
@@ -152,7 +152,7 @@ class Measured:
             activity=_matrix(answer.activity, keys, len(answer.times)),
             memory_bytes=_matrix(answer.memory_bytes, keys, len(answer.times)),
         )
-        self._cache.put(question, samples)
+        self._cache.put(key, samples)
         return samples
 
 

@@ -40,7 +40,7 @@ _Order = Callable[[PodRecord, Holder | None, Snapshot], _Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _PodQuery:
     """Parameters of a request.
 
     Attributes:
@@ -96,12 +96,12 @@ class PodList:
         return [serve(routes.PODS, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        question = self._read(request)
-        found, namespaces, counts = await self._find(question)
-        page = await self._page(found, question)
+        wanted = self._read(request)
+        found, namespaces, counts = await self._find(wanted)
+        page = await self._page(found, wanted)
         others = LastReported()
         if any(map(waits, page)):
-            others = await self._pending.last.fetch(namespace=question.namespace or "")
+            others = await self._pending.last.fetch(namespace=wanted.namespace or "")
         snapshot = self._fleet.snapshot()
         pieces = (
             [self._view(record, snapshot, others) for record in some]
@@ -111,7 +111,7 @@ class PodList:
             pods=[],
             at=moment(self._clock()),
             total=len(found),
-            offset=question.offset,
+            offset=wanted.offset,
             holds=counts["holds"],
             waits=counts["waits"],
             namespaces=sorted(namespaces),
@@ -119,7 +119,7 @@ class PodList:
         )
         return await stream_answer(request, answer, "pods", pieces)
 
-    def _read(self, request: web.Request) -> _Question:
+    def _read(self, request: web.Request) -> _PodQuery:
         """Parse the parameters.
 
         Raises:
@@ -136,7 +136,7 @@ class PodList:
             if value and value not in allowed:
                 listed = ", ".join(filter(None, allowed))
                 raise QueryError(name, value, f"must be one of {listed}")
-        return _Question(
+        return _PodQuery(
             namespace=query.get("namespace") or None,
             words=words,
             state=state,
@@ -145,9 +145,7 @@ class PodList:
             limit=read_number(query, routes.PODS, "limit"),
         )
 
-    async def _find(
-        self, question: _Question
-    ) -> tuple[list[PodRecord], set[str], Mapping[str, int]]:
+    async def _find(self, wanted: _PodQuery) -> tuple[list[PodRecord], set[str], Mapping[str, int]]:
         """Return the matching pods, and the namespaces and states of all visible pods."""
         visible: dict[str, bool] = {}
         namespaces: set[str] = set()
@@ -164,21 +162,21 @@ class PodList:
                 if not visible[name]:
                     continue
                 namespaces.add(name)
-                if _matches(record, question):
+                if _matches(record, wanted):
                     counts[state] += 1
-                    if question.state in {"", state}:
+                    if wanted.state in {"", state}:
                         found.append(record)
             await asyncio.sleep(0)
         return found, namespaces, counts
 
-    async def _page(self, found: Sequence[PodRecord], question: _Question) -> list[PodRecord]:
+    async def _page(self, found: Sequence[PodRecord], wanted: _PodQuery) -> list[PodRecord]:
         """Sort in steps, and return the requested page."""
         holders: dict[str, Holder] = {}
-        if question.sort in {"gpus", "use", "memory", "idle"}:
+        if wanted.sort in {"gpus", "use", "memory", "idle"}:
             for few in chunks(await self._holders.find(0.0), PIECE_PODS):
                 holders.update((one.record.uid, one) for one in few)
                 await asyncio.sleep(0)
-        order, snapshot = self._orders[question.sort], self._fleet.snapshot()
+        order, snapshot = self._orders[wanted.sort], self._fleet.snapshot()
         parts = []
         for some in chunks(found, PIECE_PODS):
             keyed = (
@@ -187,10 +185,10 @@ class PodList:
             )
             parts.append(sorted(keyed))
             await asyncio.sleep(0)
-        merged = islice(heapq.merge(*parts), question.offset + question.limit)
+        merged = islice(heapq.merge(*parts), wanted.offset + wanted.limit)
         last: list[str] = []
         for place, entries in enumerate(chunks(merged, PIECE_PODS)):
-            skipped = max(question.offset - place * PIECE_PODS, 0)
+            skipped = max(wanted.offset - place * PIECE_PODS, 0)
             last += (uid for _, _, uid in entries[skipped:])
             await asyncio.sleep(0)
         known = self._fleet.pods
@@ -260,14 +258,14 @@ def _state(record: PodRecord) -> str:
     return "waits" if waits(record) else ""
 
 
-def _matches(record: PodRecord, question: _Question) -> bool:
+def _matches(record: PodRecord, wanted: _PodQuery) -> bool:
     """Check a pod against namespace and words; the state is checked separately."""
-    if question.namespace not in {None, record.namespace}:
+    if wanted.namespace not in {None, record.namespace}:
         return False
-    if not question.words:
+    if not wanted.words:
         return True
     text = f"{record.key} {record.owner} {record.node}".lower()
-    return all(word in text for word in question.words)
+    return all(word in text for word in wanted.words)
 
 
 def _size(record: PodRecord, holder: Holder | None) -> int:

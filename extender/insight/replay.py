@@ -16,7 +16,7 @@ from extender.core.decision.decision import Decision, decide
 from extender.core.decision.dirty_rows import CacheEntry, evaluate_cached
 from extender.core.decision.evaluation import (
     Evaluation,
-    EvaluationRequest,
+    EvaluationInputs,
     batch_of,
     device_requests,
     evaluate_for,
@@ -85,9 +85,9 @@ class Changes:
             raise ValueError("weights.*: one of them must be more than 0")
         return policy
 
-    def request(self, asked: GpuRequest) -> GpuRequest:
+    def request(self, request: GpuRequest) -> GpuRequest:
         """Return a pod's request under the changed settings; its own annotations still win."""
-        values = {name: value for name, value in self.values.items() if name not in asked.own}
+        values = {name: value for name, value in self.values.items() if name not in request.own}
         changed: dict[str, Any] = {}
         if "strategy" in values:
             changed["strategy"] = values["strategy"]
@@ -97,8 +97,8 @@ class Changes:
             if f"thresholds.{part}" in values
         }
         if limits:
-            changed["thresholds"] = replace(asked.thresholds, **limits)
-        return replace(asked, **changed) if changed else asked
+            changed["thresholds"] = replace(request.thresholds, **limits)
+        return replace(request, **changed) if changed else request
 
 
 def parse_changes(texts: Iterable[str]) -> Changes:
@@ -213,11 +213,9 @@ class Replay:
         snapshot, pool = logged.snapshot, logged.snapshot.pools.get(resource)
         if not node or pool is None or node not in pool.row_of:
             return _ReplayedLanding(node=node, activity=None, is_idle=False)
-        question = EvaluationRequest(
-            request=logged.request, ask=ask, policy=logged.policy, overlay={}
-        )
+        inputs = EvaluationInputs(request=logged.request, ask=ask, policy=logged.policy, overlay={})
         rows = [(pool.row_of[node], logged.overlays.get(resource, {}))]
-        evaluation = evaluate_for(question, batch_of(snapshot, pool, rows), snapshot.models)
+        evaluation = evaluate_for(inputs, batch_of(snapshot, pool, rows), snapshot.models)
         return _ReplayedLanding(
             node=node,
             activity=float(evaluation.utilization[0]),
@@ -242,11 +240,11 @@ class Replay:
             group=logged.group,
         )
 
-    def _evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
+    def _evaluate(self, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
         """Evaluate a pool for a request, updating a cached evaluation if there is one."""
-        key = (id(question.policy), pool.resource, replace(question.request, nominated_node=""))
+        key = (id(inputs.policy), pool.resource, replace(inputs.request, nominated_node=""))
         cached = self._cache.pop(key, None)
-        entry = evaluate_cached(snapshot, pool, question, () if cached is None else (cached,))
+        entry = evaluate_cached(snapshot, pool, inputs, () if cached is None else (cached,))
         self._cache[key] = entry
         if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)

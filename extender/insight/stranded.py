@@ -142,11 +142,13 @@ def find_needs(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[TypicalNeed
         if at % _PIECE_GPU_PODS == _PIECE_GPU_PODS - 1:
             yield
         placed = pods.get(record.key) if record.node else None
-        asked = record.host if placed is None else placed.needs
+        requested = record.host if placed is None else placed.needs
         if record.gives_way or record.phase.is_terminal:
             continue
         for resource, count in record.resources.items():
-            for values, value in zip(seen.setdefault(resource, ([], [], [])), asked, strict=True):
+            for values, value in zip(
+                seen.setdefault(resource, ([], [], [])), requested, strict=True
+            ):
                 if value:
                     values.append(-(-value // count))
     return TypicalNeeds(

@@ -233,8 +233,8 @@ class WhatIf:
 
     async def _predict(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Predict a pod's placement without assuming or remembering it."""
-        asked = read_requested_selection(pod)
-        names, closed = await _open_nodes(self._fleet, wanted, asked.selection)
+        selection = read_requested_selection(pod)
+        names, closed = await _open_nodes(self._fleet, wanted, selection.selection)
         decision = await run_in_steps(self._placer.guess_in_steps(wanted, names))
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
         if wish.node in names and wish.node not in best:
@@ -272,7 +272,7 @@ class WhatIf:
             "others_left": left,
             "rejected": rejected_nodes(decision, wish.names),
             "closed": closed_nodes(closed, wish.names),
-            "not_checked": list(asked.not_checked),
+            "not_checked": list(selection.not_checked),
             "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
         }
 

@@ -84,48 +84,49 @@ class BypassCause:
 _TEXTS: Final = {
     CauseKind.WRONG_PATH: (
         "urlPrefix",
-        "questions came to {names}, and we answer /filter, /prioritize and /preempt: see "
+        "requests came for {names}, but we answer /filter, /prioritize and /preempt: see "
         "urlPrefix, filterVerb, prioritizeVerb and preemptVerb",
     ),
     CauseKind.UNREADABLE: (
         "nodeCacheCapable",
-        "{evidence.unreadable} questions could not be read: the log says why (malformed request); "
-        "too large ones become small with nodeCacheCapable: true",
+        "{evidence.unreadable} requests could not be read: the log says why (malformed request); "
+        "nodeCacheCapable: true makes large requests small",
     ),
     CauseKind.NO_EXTENDER: (
         "extenders",
-        "kube-scheduler {since}: the configuration that it runs with (--config) has no entry for "
-        "us under extenders, or its managedResources name none of {names}, or it does not reach "
-        "us: urlPrefix, enableHTTPS and tlsConfig, a NetworkPolicy",
+        "kube-scheduler {since}: its configuration (--config) has no entry for us under "
+        "extenders, or the managedResources of that entry lack {names}, or kube-scheduler cannot "
+        "reach us: check urlPrefix, enableHTTPS, tlsConfig and NetworkPolicies",
     ),
     CauseKind.MANAGED_RESOURCES: (
         "managedResources",
-        "kube-scheduler asks, but never about pods that request {names}: managedResources lacks "
-        "that (exact names, no wildcards)",
+        "kube-scheduler sends requests, but none for pods that request {names}: managedResources "
+        "lacks these names (exact names, no wildcards)",
     ),
     CauseKind.OTHER_SCHEDULER: (
         "schedulerName",
-        "pods with schedulerName {names} are never asked about, others are: the scheduler that "
-        "serves this profile has no entry for us under extenders; where that is meant so, let our "
-        "setting unasked.schedulers name the others alone",
+        "kube-scheduler sends requests, but none for pods with schedulerName {names}: the "
+        "scheduler that serves this profile has no entry for us under extenders; if that is "
+        "intended, list only the other schedulers in our setting unasked.schedulers",
     ),
     CauseKind.PRIORITIZE_VERB: (
         "prioritizeVerb",
-        "filter is called and prioritize never, so scores are lost: prioritizeVerb is missing or "
-        "wrong, or an extender that is called after us always leaves one node",
+        "kube-scheduler calls filter but never prioritize, so our scores do not count: "
+        "prioritizeVerb is missing or wrong, or an extender that is called after us always leaves "
+        "one node",
     ),
     CauseKind.HTTP_TIMEOUT: (
         "httpTimeout",
-        "answers came too late: for {evidence.lost_answers} questions kube-scheduler was gone "
-        "before the answer (the slowest took {evidence.slowest_seconds:.2f} s): httpTimeout is too "
-        "short, or we lack CPU",
+        "answers came too late: kube-scheduler disconnected before {evidence.lost_answers} answers "
+        "(the slowest took {evidence.slowest_seconds:.2f} s): httpTimeout is too short, or we lack "
+        "CPU",
     ),
     CauseKind.UNREACHABLE: (
         "ignorable",
-        "requests for such pods come only sometimes: kube-scheduler cannot always reach us (a "
-        "restart, TLS, httpTimeout), and then places pods without us (ignorable: true); or its "
-        "configuration was changed; or another kube-scheduler, with other extenders, serves some "
-        "of them; or another replica of idlegpu answers, and peers.service is not set",
+        "requests come for some of these pods only: kube-scheduler cannot always reach us (a "
+        "restart, TLS, httpTimeout) and then places pods without us (ignorable: true); or its "
+        "configuration was changed; or another kube-scheduler with other extenders serves some "
+        "of these pods; or another replica of idlegpu answers, and peers.service is not set",
     ),
 }
 
@@ -135,7 +136,7 @@ _Found = tuple[CauseKind, int, dict[str, str]]
 
 def likely_causes(evidence: BypassEvidence) -> tuple[BypassCause, ...]:
     """Return the likely causes of bypassed pods, the most likely first."""
-    missed = [group for group in evidence.pods if group.verdict is BypassVerdict.NOT_ASKED]
+    missed = [group for group in evidence.pods if group.verdict is BypassVerdict.NOT_CALLED]
     found = list(_why_silent(evidence, missed) or _why_missed(evidence, missed))
     for kind, verdict in (
         (CauseKind.HTTP_TIMEOUT, BypassVerdict.ANSWER_LOST),
@@ -160,7 +161,9 @@ def _why_silent(evidence: BypassEvidence, missed: Sequence[BoundPods]) -> list[_
     seconds = evidence.silence_seconds
     if seconds is not None and seconds <= SILENCE_SECONDS:
         return []
-    since = "has never asked" if seconds is None else f"has not asked for {seconds:.0f} s"
+    since = (
+        "has never sent a request" if seconds is None else f"sent no request for {seconds:.0f} s"
+    )
     values = {"since": since, "names": _names(name for group in missed for name in group.resources)}
     count = _count(missed)
     return [*_why_unread(evidence, count), (CauseKind.NO_EXTENDER, count, values)]
@@ -175,11 +178,11 @@ def _why_unread(evidence: BypassEvidence, pods: int) -> Iterator[_Found]:
 
 def _why_missed(evidence: BypassEvidence, missed: Sequence[BoundPods]) -> Iterator[_Found]:
     """Yield the causes of missing requests for some pods while requests for others come."""
-    asked = [group for group in evidence.pods if group not in missed or group.were_refused]
-    names = {name for group in asked for name in group.resources}
-    schedulers = {group.scheduler for group in asked}
+    seen = [group for group in evidence.pods if group not in missed or group.were_refused]
+    names = {name for group in seen for name in group.resources}
+    schedulers = {group.scheduler for group in seen}
     unnamed = [group for group in missed if not names.intersection(group.resources)]
-    others = [group for group in missed if asked and group.scheduler not in schedulers]
+    others = [group for group in missed if seen and group.scheduler not in schedulers]
     rest = [group for group in missed if group not in unnamed and group not in others]
     yield (
         CauseKind.MANAGED_RESOURCES,

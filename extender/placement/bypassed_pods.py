@@ -92,7 +92,7 @@ class BypassedPods:
         if settings.enabled:
             for scheduler in settings.schedulers or (_DEFAULT_SCHEDULER,):
                 self._labels.add(scheduler)
-                self._count(scheduler, BypassVerdict.ASKED)
+                self._count(scheduler, BypassVerdict.CALLED)
 
     def see(self, record: PodRecord) -> None:
         """Follow a GPU pod that was added or changed."""
@@ -165,7 +165,7 @@ class BypassedPods:
         """Judge a pod, or leave it unjudged; return False if it is too early for either."""
         uid, waited_seconds = bound.record.uid, now - bound.bound_at
         verdict = self._request_log.verdict(uid)
-        if verdict is BypassVerdict.ASKED:
+        if verdict is BypassVerdict.CALLED:
             self._judge(bound, verdict)
             return True
         if waited_seconds < self._grace_seconds:
@@ -187,12 +187,12 @@ class BypassedPods:
     def _judge(self, bound: _Bound, verdict: BypassVerdict) -> None:
         """Count a pod, and add it to the group of like pods."""
         record, resources = bound.record, tuple(bound.record.resources)
-        were_refused = verdict is BypassVerdict.NOT_ASKED and record.uid in self._request_log
+        were_refused = verdict is BypassVerdict.NOT_CALLED and record.uid in self._request_log
         self._request_log.forget(record.uid)
         self._count(record.scheduler_name, verdict)
-        if verdict is not BypassVerdict.NOT_ASKED and len(self._asked_by) < MAX_SCHEDULERS:
+        if verdict is not BypassVerdict.NOT_CALLED and len(self._asked_by) < MAX_SCHEDULERS:
             self._asked_by.add(record.scheduler_name)
-        if verdict is not BypassVerdict.ASKED:
+        if verdict is not BypassVerdict.CALLED:
             self._bypassed.append((record, verdict))
         likeness = (record.scheduler_name, resources, verdict, were_refused)
         group = self._groups.pop(likeness, None) or BoundPods(
@@ -220,8 +220,8 @@ class BypassedPods:
         is_known = scheduler in self._labels or len(self._labels) < MAX_SCHEDULERS
         label = scheduler if is_known else _OTHER
         self._labels.add(label)
-        for reason in (each for each in BypassVerdict if each is not BypassVerdict.ASKED):
-            self._metrics.unasked.labels(label, reason).inc(reason is verdict)
+        for reason in (each for each in BypassVerdict if each is not BypassVerdict.CALLED):
+            self._metrics.bypassed.labels(label, reason).inc(reason is verdict)
 
     def _log(self, now: float) -> None:
         """Write one log line about the pods that were bypassed since the last line."""

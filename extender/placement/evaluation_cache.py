@@ -12,7 +12,7 @@ from extender.core.decision.dirty_rows import (
 )
 from extender.core.decision.evaluation import (
     Evaluation,
-    EvaluationRequest,
+    EvaluationInputs,
     Overlay,
     device_requests,
 )
@@ -90,10 +90,10 @@ class EvaluationCache:
         self._clock = clock
         self._requests: OrderedDict[_Key, _CachedRequest] = OrderedDict()
 
-    def evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
+    def evaluate(self, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
         """Return the evaluation of a pool for a request; evaluate dirty rows only."""
-        cached = self._use(_key(pool.resource, question.request), is_expected=False)
-        (entry,) = evaluate_together(snapshot, pool, [question], [cached.all_entries])
+        cached = self._use(_key(pool.resource, inputs.request), is_expected=False)
+        (entry,) = evaluate_together(snapshot, pool, [inputs], [cached.all_entries])
         cached.add(entry)
         return entry.evaluation
 
@@ -158,26 +158,26 @@ class EvaluationCache:
         if pool is None:
             return
         usable = [
-            (self._question(resource, request, overlays), cached)
+            (self._inputs(resource, request, overlays), cached)
             for request, cached in recent
             if cached.is_usable(snapshot, pool, self._fleet.policy)
         ]
-        questions = [question for question, _ in usable]
+        all_inputs = [inputs for inputs, _ in usable]
         earlier = [cached.all_entries for _, cached in usable]
-        entries = evaluate_together(snapshot, pool, questions, earlier)
+        entries = evaluate_together(snapshot, pool, all_inputs, earlier)
         for (_, cached), entry in zip(usable, entries, strict=True):
             cached.add(entry)
 
     def _evaluate(self, snapshot: Snapshot, pool: Pool, request: GpuRequest) -> Steps[CacheEntry]:
         """Evaluate a whole pool."""
         overlays = self._fleet.ledger.overlays(without="")
-        question = self._question(pool.resource, request, overlays)
-        return (yield from evaluate_in_steps(snapshot, pool, question))
+        inputs = self._inputs(pool.resource, request, overlays)
+        return (yield from evaluate_in_steps(snapshot, pool, inputs))
 
-    def _question(
+    def _inputs(
         self, resource: str, request: GpuRequest, overlays: Mapping[str, Overlay]
-    ) -> EvaluationRequest:
-        return EvaluationRequest(
+    ) -> EvaluationInputs:
+        return EvaluationInputs(
             request=request,
             ask=dict(device_requests(request))[resource],
             policy=self._fleet.policy,

@@ -11,7 +11,7 @@ from extender.core.decision.decision import Decision, decide
 from extender.core.decision.dirty_rows import evaluate_in_steps
 from extender.core.decision.evaluation import (
     Evaluation,
-    EvaluationRequest,
+    EvaluationInputs,
     Overlay,
     device_requests,
     evaluate_for,
@@ -136,10 +136,8 @@ class Placer:
         for resource, ask in device_requests(request):
             pool, overlay = snapshot.pools.get(resource), overlays.get(resource, {})
             if pool is not None:
-                question = EvaluationRequest(
-                    request=request, ask=ask, policy=policy, overlay=overlay
-                )
-                entry = yield from evaluate_in_steps(snapshot, pool, question)
+                inputs = EvaluationInputs(request=request, ask=ask, policy=policy, overlay=overlay)
+                entry = yield from evaluate_in_steps(snapshot, pool, inputs)
                 evaluations[resource] = entry.evaluation
                 yield
         return decide(
@@ -172,7 +170,7 @@ class Placer:
         """
         if verb == FILTER and request.group is not None:
             until = self._clock() + self.policy.assumed.simulated_seconds
-            self.fleet.groups.note_question(pod.uid, request.group, until=until)
+            self.fleet.groups.note_request(pod.uid, request.group, until=until)
         weighed = self.weigh(pod, request, candidates, ranked=ranked)
         about, overlays = (weighed.snapshot, weighed.policy), weighed.overlays
         record = DecisionRecord(
@@ -334,8 +332,8 @@ class Placer:
                 np.zeros(1),
                 is_presumed_idle=not leaving.row.is_shared,
             )
-            question = EvaluationRequest(request=request, ask=ask, policy=self.policy, overlay={})
-            evaluation = evaluate_for(question, batch, snapshot.models)
+            inputs = EvaluationInputs(request=request, ask=ask, policy=self.policy, overlay={})
+            evaluation = evaluate_for(inputs, batch, snapshot.models)
             if evaluation.codes[0] != Code.PASSES:
                 return False
         return True
@@ -353,10 +351,10 @@ class Placer:
             return False
         resource, ask = device_requests(request)[0]
         pool = snapshot.pools[resource]
-        question = EvaluationRequest(
+        inputs = EvaluationInputs(
             request=request, ask=ask, policy=self.policy, overlay=overlays.get(resource, {})
         )
-        codes = self.evaluation_cache.evaluate(snapshot, pool, question).codes
+        codes = self.evaluation_cache.evaluate(snapshot, pool, inputs).codes
         return too_few(need, pool, codes, ask.count) is not None
 
     def _gather(
@@ -378,10 +376,8 @@ class Placer:
             pool = snapshot.pools.get(resource)
             if pool is not None:
                 overlay = overlays.get(resource, {})
-                question = EvaluationRequest(
-                    request=request, ask=ask, policy=policy, overlay=overlay
-                )
-                found = gather(snapshot, pool, question, nodes)
+                inputs = EvaluationInputs(request=request, ask=ask, policy=policy, overlay=overlay)
+                found = gather(snapshot, pool, inputs, nodes)
                 if nearness:
                     found = replace(found, nearness=nearness)
                 evidence.append(place_evidence(found, self.fleet.store, snapshot.at))

@@ -48,9 +48,9 @@ class PeerReports(Protocol):
 class BypassVerdict(StrEnum):
     """Outcome of our answers for a bound pod."""
 
-    ASKED = "asked"
+    CALLED = "answers"
     """A request came, and kube-scheduler read the answer."""
-    NOT_ASKED = "not-asked"
+    NOT_CALLED = "not-answers"
     """No replica got a request, or no further one after filter had refused every node."""
     ANSWER_LOST = "answer-lost"
     """A request came, and kube-scheduler disconnected before the answer."""
@@ -82,18 +82,18 @@ def judge(answers: Answers, *, is_scoring: bool) -> BypassVerdict:
         is_scoring: whether prioritize is called at all.
     """
     if answers & (Answers.SCORED | Answers.LEFT_ONE):
-        return BypassVerdict.ASKED
+        return BypassVerdict.CALLED
     if answers & Answers.SCORES_LOST:
         return BypassVerdict.ANSWER_LOST
     if answers & Answers.LEFT_SEVERAL:
         # Another extender may have left one node.
-        return BypassVerdict.ASKED if is_scoring else BypassVerdict.NOT_SCORED
+        return BypassVerdict.CALLED if is_scoring else BypassVerdict.NOT_SCORED
     # After a refusal kube-scheduler sends another request before it binds the pod.
-    return BypassVerdict.ANSWER_LOST if answers & Answers.FILTER_LOST else BypassVerdict.NOT_ASKED
+    return BypassVerdict.ANSWER_LOST if answers & Answers.FILTER_LOST else BypassVerdict.NOT_CALLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredQuestion:
+class AnsweredRequest:
     """A request about a pod, and the answer of a replica.
 
     Attributes:
@@ -145,10 +145,10 @@ class _PodAnswers:
     last_at: dict[str, float] = field(default_factory=dict)
     answers: Answers = Answers.NONE
 
-    def is_before(self, question: AnsweredQuestion) -> bool:
+    def is_before(self, request: AnsweredRequest) -> bool:
         """Return whether all logged answers are older than this one."""
         return all(
-            comes_later(question.verb, question.at, than=verb, at=at)
+            comes_later(request.verb, request.at, than=verb, at=at)
             for verb, at in self.last_at.items()
         )
 
@@ -192,7 +192,7 @@ class RequestLog:
     ) -> None:
         self.clock = clock
         self.monotonic = monotonic
-        self.answered: Topic[[AnsweredQuestion]] = Topic()
+        self.answered: Topic[[AnsweredRequest]] = Topic()
         """Published with each answer of this replica about a pod."""
         self.answered_elsewhere: Topic[[str, str, float]] = Topic()
         """Published with UID, verb and time (seconds since the epoch) of another replica's answer,
@@ -216,12 +216,12 @@ class RequestLog:
 
     # --- requests to this replica ----------------------------------------------------------------
 
-    def note(self, question: AnsweredQuestion) -> None:
+    def note(self, request: AnsweredRequest) -> None:
         """Log a request to this replica, and publish its answer."""
-        self.last_at = question.at
-        if question.uid:
-            self._remember(question, is_elsewhere=False)
-            self.answered.publish(question)
+        self.last_at = request.at
+        if request.uid:
+            self._remember(request, is_elsewhere=False)
+            self.answered.publish(request)
 
     def note_answer(self, seconds: float, *, is_lost: bool) -> None:
         """Count an answer that was sent after kube-scheduler had disconnected."""
@@ -243,39 +243,39 @@ class RequestLog:
 
     # --- requests to other replicas --------------------------------------------------------------
 
-    def take(self, question: AnsweredQuestion) -> None:
+    def take(self, request: AnsweredRequest) -> None:
         """Log a request to another replica, and assume the pod on that replica's first choice."""
-        if not self._remember(question, is_elsewhere=True):
+        if not self._remember(request, is_elsewhere=True):
             return
-        if question.resources:
-            self._assume(question)
-        age_seconds = self.monotonic() - question.at
+        if request.resources:
+            self._assume(request)
+        age_seconds = self.monotonic() - request.at
         answered_at = self.clock() - age_seconds
-        self.answered_elsewhere.publish(question.uid, question.verb, answered_at)
+        self.answered_elsewhere.publish(request.uid, request.verb, answered_at)
 
-    def _assume(self, question: AnsweredQuestion) -> None:
+    def _assume(self, request: AnsweredRequest) -> None:
         """Assume a pod on another replica's first choice, by the same rules as on our own."""
-        ledger, record = self._fleet.ledger, self._fleet.pods.get(question.uid)
-        known = ledger.get(question.uid)
+        ledger, record = self._fleet.ledger, self._fleet.pods.get(request.uid)
+        known = ledger.get(request.uid)
         is_firm = known is not None and known.expires_at is None
         if is_firm or (record is not None and (record.node or record.phase.is_terminal)):
             return
         assumed = self._fleet.policy.assumed
-        seconds = self._fleet.groups.tentative_seconds(question.uid, assumed)
-        left = question.at + seconds - self.monotonic()
+        seconds = self._fleet.groups.tentative_seconds(request.uid, assumed)
+        left = request.at + seconds - self.monotonic()
         offered = self._fleet.offered
         # Before the nodes are known, any resource may be offered.
-        resources = tuple(part for part in question.resources if part[0] in offered or not offered)
-        if not question.node or not resources or left <= 0:
-            ledger.drop(question.uid)
+        resources = tuple(part for part in request.resources if part[0] in offered or not offered)
+        if not request.node or not resources or left <= 0:
+            ledger.drop(request.uid)
             return
         ledger.assume(
             Assumption(
-                uid=question.uid,
-                key=question.key,
-                node=question.node,
+                uid=request.uid,
+                key=request.key,
+                node=request.node,
                 resources=resources,
-                memory_bytes=question.memory_bytes,
+                memory_bytes=request.memory_bytes,
                 expected_bytes=self._fleet.expected_bytes(record) if record else None,
                 expires_at=self.clock() + left,
                 last_refusal=record.message if record and record.is_unscheduled else None,
@@ -286,21 +286,21 @@ class RequestLog:
 
     def verdict(self, uid: str) -> BypassVerdict:
         """Judge by the logged answers whether a bound pod bypassed idlegpu."""
-        asked = self._pods.get(uid)
+        answers = self._pods.get(uid)
         return judge(
-            asked.answers if asked else Answers.NONE,
+            answers.answers if answers else Answers.NONE,
             is_scoring=self.monotonic() - self._scored_at < SILENCE_SECONDS,
         )
 
     def is_elsewhere(self, uid: str) -> bool:
         """Return whether another replica reported the last answer about a pod."""
-        asked = self._pods.get(uid)
-        return asked is not None and asked.is_elsewhere
+        answers = self._pods.get(uid)
+        return answers is not None and answers.is_elsewhere
 
     def answered_at(self, uid: str) -> float | None:
         """Return the time of the last answer about a pod, monotonic seconds; None without one."""
-        asked = self._pods.get(uid)
-        return None if asked is None else asked.at
+        answers = self._pods.get(uid)
+        return None if answers is None else answers.at
 
     def forget(self, uid: str) -> None:
         """Drop a pod that is bound and judged, or deleted."""
@@ -328,20 +328,20 @@ class RequestLog:
         slowest = max((seconds for _, seconds in self._lost), default=0.0)
         return len(self._lost), len(self._unreadable), slowest
 
-    def _remember(self, question: AnsweredQuestion, *, is_elsewhere: bool) -> bool:
+    def _remember(self, request: AnsweredRequest, *, is_elsewhere: bool) -> bool:
         """Log a request; return whether it is the latest about its pod."""
-        at = question.at
+        at = request.at
         self.last_at = at if self.last_at is None else max(at, self.last_at)
-        asked = self._pods.pop(question.uid, None) or _PodAnswers(at, is_elsewhere)
-        is_last = asked.is_before(question)
+        answers = self._pods.pop(request.uid, None) or _PodAnswers(at, is_elsewhere)
+        is_last = answers.is_before(request)
         if is_last:
-            asked.is_elsewhere = is_elsewhere
-        asked.at = max(asked.at, at)
-        asked.last_at[question.verb] = max(asked.last_at.get(question.verb, at), at)
-        asked.answers |= question.came_to
-        if question.verb == PRIORITIZE:
+            answers.is_elsewhere = is_elsewhere
+        answers.at = max(answers.at, at)
+        answers.last_at[request.verb] = max(answers.last_at.get(request.verb, at), at)
+        answers.answers |= request.came_to
+        if request.verb == PRIORITIZE:
             self._scored_at = max(self._scored_at, at)
-        self._pods[question.uid] = asked
+        self._pods[request.uid] = answers
         if len(self._pods) > self._max_pods:
             _, oldest = self._pods.popitem(last=False)
             self.forgotten_until = max(self.forgotten_until, oldest.at)

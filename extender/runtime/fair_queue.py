@@ -62,7 +62,7 @@ class FairQueue:
     async def _wait(self, name: str) -> None:
         queue = self._queues.setdefault(name, deque())
         if len(queue) >= self._waiting_each:
-            raise BusyError(f"{len(queue)} questions of the same caller are waiting already")
+            raise BusyError(f"{len(queue)} requests of the same caller are waiting already")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         self._let_in()

@@ -55,7 +55,7 @@ class Metrics:
         settings_loaded_at: time of the last valid settings file, seconds since the epoch.
         settings_restart_needed: changed settings that need a restart.
         settings_file_bad: 1 if the current settings file is invalid.
-        unasked: pods bound without our answer, by scheduler and reason.
+        bypassed: pods bound without our answer, by scheduler and reason.
         unjudged: bound pods for which no replica knows whether kube-scheduler asked one.
         peer_messages: messages between replicas, by direction and outcome.
         peers: other replicas, by state.
@@ -68,26 +68,26 @@ class Metrics:
         self.registry.register(_BackgroundFaults())
         self.requests = Counter(
             "idlegpu_requests",
-            "Questions of kube-scheduler that were answered.",
+            "Answered requests of kube-scheduler.",
             ["verb", "outcome"],
             registry=self.registry,
         )
         self.latency = Histogram(
             "idlegpu_request_duration_seconds",
-            "Time to answer a question of kube-scheduler.",
+            "Time to answer a request of kube-scheduler.",
             ["verb", "outcome"],
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
         )
         self.between_verbs = Histogram(
             "idlegpu_between_verbs_seconds",
-            "Time that kube-scheduler took from filter's answer to its question of prioritize.",
+            "Time from the answer to filter until kube-scheduler sends prioritize.",
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
         )
         self.candidates = Histogram(
             "idlegpu_candidates",
-            "Nodes that a question asked about.",
+            "Candidate nodes in a request.",
             ["verb"],
             buckets=_NODE_BUCKETS,
             registry=self.registry,
@@ -145,7 +145,7 @@ class Metrics:
         )
         self.followed = Counter(
             "idlegpu_bound_pods",
-            "Pods that were bound after we answered for them, as the last replica that did.",
+            "Pods that were bound after an answer; the replica that answered last counts a pod.",
             ["choice"],
             registry=self.registry,
         )
@@ -155,22 +155,21 @@ class Metrics:
             ["annotation"],
             registry=self.registry,
         )
-        self.unasked = Counter(
+        self.bypassed = Counter(
             "idlegpu_pods_bound_unasked",
-            "GPU pods that were bound without our answer: no replica was asked about them, the "
-            "answer came too late, or scores are never asked for.",
+            "GPU pods that were bound without our answer: no replica got a request for them, the "
+            "answer came too late, or kube-scheduler never requests scores.",
             ["scheduler", "reason"],
             registry=self.registry,
         )
         self.unjudged = Counter(
             "idlegpu_pods_bound_unjudged",
-            "GPU pods that were bound, and of which a replica that is silent, or gone, may have "
-            "been asked.",
+            "Bound GPU pods for which a replica that is silent or gone may have got a request.",
             registry=self.registry,
         )
         self.peer_messages = Counter(
             "idlegpu_peer_messages",
-            "Messages between replicas about what they were asked.",
+            "Messages in which replicas report their requests to each other.",
             ["direction", "outcome"],
             registry=self.registry,
         )
@@ -187,13 +186,13 @@ class Metrics:
             self.peer_messages.labels(direction, outcome)
         self.api_requests = Counter(
             "idlegpu_api_requests",
-            "Questions to the API and the page, by authentication outcome.",
+            "Requests to the API and the page, by authentication outcome.",
             ["outcome"],
             registry=self.registry,
         )
         self.admissions = Counter(
             "idlegpu_admissions",
-            "Pods that the admission webhook was asked about, by what became of them.",
+            "Pods reviewed by the admission webhook, by outcome.",
             ["outcome"],
             registry=self.registry,
         )

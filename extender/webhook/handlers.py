@@ -27,7 +27,7 @@ from extender.core.request.waiting_pods import WaitingRequests
 from extender.fleet.impossible_requests import request_problems
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims
-from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredRequest, RequestLog
 from extender.runtime.log_throttle import LogThrottle
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings
@@ -120,15 +120,15 @@ class _About:
 
     Attributes:
         verb: filter or prioritize.
-        question: the decoded request.
+        request: the decoded request.
         record: the decision; None if none was made.
     """
 
     verb: str
-    question: wire.ExtenderRequest
+    request: wire.ExtenderRequest
     record: DecisionRecord | None
 
-    def answered(self, shortlist: int, *, at: float, is_lost: bool) -> AnsweredQuestion:
+    def answered(self, shortlist: int, *, at: float, is_lost: bool) -> AnsweredRequest:
         """Build the entry for the request log: the pod, and the node that was its first choice.
 
         Args:
@@ -138,17 +138,17 @@ class _About:
         """
         record = self.record
         if record is None:
-            pod = self.question.about
-            return AnsweredQuestion(
+            pod = self.request.about
+            return AnsweredRequest(
                 verb=self.verb,
                 uid=pod.uid,
                 key=pod.key,
                 at=at,
-                choices=len(self.question.nodes),
+                choices=len(self.request.nodes),
                 is_lost=is_lost,
             )
         feasible = record.decision.feasible
-        return AnsweredQuestion(
+        return AnsweredRequest(
             verb=self.verb,
             uid=record.pod.uid,
             key=record.pod.key,
@@ -224,57 +224,57 @@ class Webhooks:
         After an internal fault every candidate passes, so that no pod is stranded.
         """
         try:
-            question = self._decode(body)
+            request = self._decode(body)
         except WireError as error:
             return self._malformed("filter", str(error))
         except Exception:  # noqa: BLE001 - without the candidates none can pass
             self._note_fault("filter")
             return RequestOutcome.FAULT, _json(wire.encode_filter_error(_INTERNAL_ERROR))
         try:
-            record, outcome = self._place(FILTER, question)
+            record, outcome = self._place(FILTER, request)
             shown = None if self.placer.is_shadow else record
             decision = shown.decision if shown else None
             answer = wire.encode_filter(
-                question,
+                request,
                 decision,
                 self.shortlist,
                 has_preferences=record is not None and record.request.has_preferences,
             )
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
-            answer = wire.encode_filter(question, None)
-            return RequestOutcome.FAULT, _json(answer, about=_About(FILTER, question, None))
+            answer = wire.encode_filter(request, None)
+            return RequestOutcome.FAULT, _json(answer, about=_About(FILTER, request, None))
         # kube-scheduler sends no prioritize request for a single node.
         if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
             self._filtered = (shown.pod.uid, perf_counter())
             self.expect()
-        return outcome, _json(answer, about=_About(FILTER, question, shown))
+        return outcome, _json(answer, about=_About(FILTER, request, shown))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer a prioritize request: the score of each candidate."""
         started = perf_counter()
         try:
-            question = self._decode(body)
-            record, outcome = self._place(PRIORITIZE, question)
+            request = self._decode(body)
+            record, outcome = self._place(PRIORITIZE, request)
             uid, filtered_at = self._filtered
             if record is not None and uid and record.pod.uid == uid:
                 self.metrics.between_verbs.observe(started - filtered_at)
             if self.placer.is_shadow:
                 # Equal scores would still change how kube-scheduler breaks ties.
-                return outcome, _json(_NO_SCORES, about=_About(PRIORITIZE, question, None))
+                return outcome, _json(_NO_SCORES, about=_About(PRIORITIZE, request, None))
             decision = record.decision if record else None
-            answer = wire.encode_scores(question, decision, self.max_score)
+            answer = wire.encode_scores(request, decision, self.max_score)
         except WireError as error:
             return self._malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler continues without our scores
             return self._fault("prioritize")
-        return outcome, _json(answer, about=_About(PRIORITIZE, question, record))
+        return outcome, _json(answer, about=_About(PRIORITIZE, request, record))
 
     async def preempt(self, body: bytes) -> Answer:
         """Answer a preempt request: the candidates on which evicting the victims helps the pod."""
         try:
-            question = wire.decode_preemption(body, known=len(self.placer.fleet.nodes))
-            kept, outcome = self._preemptible(question)
+            request = wire.decode_preemption(body, known=len(self.placer.fleet.nodes))
+            kept, outcome = self._preemptible(request)
             answer = wire.encode_preemption(kept)
         except WireError as error:
             return self._malformed("preempt", str(error))
@@ -283,13 +283,13 @@ class Webhooks:
         return outcome, _json(answer)
 
     def _preemptible(
-        self, question: wire.PreemptionQuestion
+        self, request: wire.PreemptionRequest
     ) -> tuple[tuple[wire.PreemptionCandidate, ...], RequestOutcome]:
         """Return the candidates that would pass filter without their victims."""
         # A candidate without victims would make kube-scheduler fail the whole preemption.
-        candidates = tuple(candidate for candidate in question.candidates if candidate.uids)
+        candidates = tuple(candidate for candidate in request.candidates if candidate.uids)
         self.metrics.candidates.labels("preempt").observe(len(candidates))
-        pod, parsed = self._parse(question.pod)
+        pod, parsed = self._parse(request.pod)
         if parsed.request is None:
             return candidates, _left_alone(parsed)
         if self._passes_all(parsed.request):
@@ -312,15 +312,15 @@ class Webhooks:
         return kept, RequestOutcome.ANSWERED
 
     def _place(
-        self, verb: str, question: wire.ExtenderRequest
+        self, verb: str, request: wire.ExtenderRequest
     ) -> tuple[DecisionRecord | None, RequestOutcome]:
         """Decide for the pod; the record is None if every candidate passes without a decision."""
-        pod, parsed = self._parse(question.pod)
+        pod, parsed = self._parse(request.pod)
         if parsed.request is None:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, RequestOutcome.NOT_READY
-        nodes = question.nodes
+        nodes = request.nodes
         record = self.placer.place(verb, pod, parsed.request, nodes, ranked=self.shortlist)
         # Details for explanations are recorded after the answer. After filter they also wait for
         # prioritize, which comes at once and must not be delayed.
@@ -345,7 +345,7 @@ class Webhooks:
         else:
             self.request_log.note_answer(seconds, is_lost=is_lost)
         if about is not None:
-            self.metrics.candidates.labels(verb).observe(len(about.question.nodes))
+            self.metrics.candidates.labels(verb).observe(len(about.request.nodes))
             at = self.request_log.monotonic()
             self.request_log.note(about.answered(self.shortlist, at=at, is_lost=is_lost))
 
@@ -358,7 +358,7 @@ class Webhooks:
 
     def _decode(self, body: bytes) -> wire.ExtenderRequest:
         fleet = self.placer.fleet
-        return wire.decode_question(
+        return wire.decode_request(
             body, fleet.node_index, fleet.unbound_pods, known=len(fleet.nodes)
         )
 

@@ -126,7 +126,7 @@ class PreemptionCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionQuestion:
+class PreemptionRequest:
     """A preempt request."""
 
     pod: JsonObject
@@ -140,7 +140,7 @@ class _HostPriority(msgspec.Struct):
     Score: int
 
 
-def decode_question(
+def decode_request(
     body: bytes,
     node_index: NodeIndex = EMPTY_NODE_INDEX,
     waiting: Mapping[str, PodRecord] = _NO_PODS,
@@ -181,7 +181,7 @@ def decode_question(
     return ExtenderRequest(pod=pod, nodes=tuple(nodes), node_objects=tuple(nodes.values()))
 
 
-def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
+def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionRequest:
     """Decode an ExtenderPreemptionArgs, with whole pods or with their UIDs.
 
     Args:
@@ -189,7 +189,7 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
         known: number of known nodes.
 
     Raises:
-        WireError: as in `decode_question`.
+        WireError: as in `decode_request`.
     """
     if excess := excess_values(body):
         raise WireError(f"cannot read {_PREEMPTION_ARGS}: $ has {excess}")
@@ -208,7 +208,7 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
         candidates.append(_candidate(node, victims, f"$.{form}[{node[:SHOWN]!r}]", left))
         left -= len(candidates[-1].uids)
     pod = _pod(document, _PREEMPTION_ARGS)
-    return PreemptionQuestion(pod=pod, candidates=tuple(candidates))
+    return PreemptionRequest(pod=pod, candidates=tuple(candidates))
 
 
 def _check_count(count: int, most: int, what: str, where: str) -> None:
@@ -256,7 +256,7 @@ def _violations(number: msgspec.Raw | None, where: str) -> int:
 
 
 def encode_filter(
-    question: ExtenderRequest,
+    request: ExtenderRequest,
     decision: Decision | None,
     shortlist: int = 0,
     *,
@@ -270,15 +270,15 @@ def encode_filter(
     first choice by these.
 
     Args:
-        question: the request.
+        request: the request.
         decision: the verdict on each candidate; None passes all.
         shortlist: maximum number of nodes in the answer; 0 for all that pass.
         has_preferences: whether the pod has preferences that kube-scheduler scores.
     """
     reach = _WISHES_UNITS / UNITS if has_preferences and shortlist > 1 else 0.0
-    kept, refused = _verdicts(question, decision, shortlist, reach)
+    kept, refused = _verdicts(request, decision, shortlist, reach)
     # An answer in the other form, or without a list, would mean that no node passes.
-    names, objects = question.nodes, question.node_objects
+    names, objects = request.nodes, request.node_objects
     return _ENCODER.encode(
         {
             "Nodes": None if objects is None else {"items": [objects[at] for at in kept.tolist()]},
@@ -293,11 +293,11 @@ def encode_filter(
 
 
 def _verdicts(
-    question: ExtenderRequest, decision: Decision | None, shortlist: int, reach: float
+    request: ExtenderRequest, decision: Decision | None, shortlist: int, reach: float
 ) -> tuple[Rows, Mapping[Rejection, Rows]]:
     """Return the rows that pass, in order, and the refused rows by reason."""
     if decision is None:
-        return np.arange(len(question.nodes)), {}
+        return np.arange(len(request.nodes)), {}
     feasible = decision.feasible
     if 0 < shortlist < feasible:
         return decision.shortlist(shortlist, reach), {}
@@ -338,7 +338,7 @@ def encode_filter_error(error: str) -> bytes:
     )
 
 
-def encode_scores(question: ExtenderRequest, decision: Decision | None, max_score: int) -> bytes:
+def encode_scores(request: ExtenderRequest, decision: Decision | None, max_score: int) -> bytes:
     """Encode a HostPriorityList: integers from 0 to `max_score`; without a decision all are 0.
 
     Scores are relative to our first choice, the only node with the highest score. Materially equal
@@ -346,7 +346,7 @@ def encode_scores(question: ExtenderRequest, decision: Decision | None, max_scor
     passes gets at least 1.
     """
     if decision is None:
-        return _ENCODER.encode([_HostPriority(node, 0) for node in question.nodes])
+        return _ENCODER.encode([_HostPriority(node, 0) for node in request.nodes])
     values = np.zeros(len(decision.codes), dtype=np.int64)
     if len(decision.order):
         first = decision.order[0]
@@ -357,9 +357,9 @@ def encode_scores(question: ExtenderRequest, decision: Decision | None, max_scor
         values = np.minimum(values, max_score - 1).astype(np.int64)
         values[decision.codes != Code.PASSES] = 0
         values[first] = max_score
-    if isinstance(question.nodes, NamesIn):
-        return _write_scores(question.nodes, values.tolist())
-    return _ENCODER.encode(list(map(_HostPriority, question.nodes, values.tolist())))
+    if isinstance(request.nodes, NamesIn):
+        return _write_scores(request.nodes, values.tolist())
+    return _ENCODER.encode(list(map(_HostPriority, request.nodes, values.tolist())))
 
 
 def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:

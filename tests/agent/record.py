@@ -125,13 +125,13 @@ class Gpm:
         self._count += 1
         if self._count == 1:
             return dict.fromkeys(GPM)
-        question = pynvml.c_nvmlGpmMetricsGet_t()
-        question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        question.sample1, question.sample2 = self._samples
-        question.numMetrics = len(GPM)
+        arguments = pynvml.c_nvmlGpmMetricsGet_t()
+        arguments.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        arguments.sample1, arguments.sample2 = self._samples
+        arguments.numMetrics = len(GPM)
         for at, metric in enumerate(GPM.values()):
-            question.metrics[at].metricId = metric
-        found = pynvml.nvmlGpmMetricsGet(question).metrics
+            arguments.metrics[at].metricId = metric
+        found = pynvml.nvmlGpmMetricsGet(arguments).metrics
         return {
             name: None if found[at].nvmlReturn else round(found[at].value, 3)
             for at, name in enumerate(GPM)

@@ -21,11 +21,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 EVERY: Final = 53
 SAMPLE: Final = 24
-QUESTION: Final = "question"
+LABEL: Final = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SampledRequest:
     """Scheduling decision of the day.
 
     Attributes:
@@ -46,7 +46,7 @@ class Sampling(KubeScheduler):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.sample: list[Question] = []
+        self.sample: list[SampledRequest] = []
         self._count = 0
 
     @override
@@ -59,7 +59,7 @@ class Sampling(KubeScheduler):
             used = day.used_by_node()
             raw = pod_object(day, pod, "any")
             self.sample.append(
-                Question(
+                SampledRequest(
                     pod=raw["spec"]["containers"][0]["resources"],
                     asked={
                         at: (int(day.millicores[at]), int(day.host_bytes[at]), int(used[at]))
@@ -72,25 +72,25 @@ class Sampling(KubeScheduler):
         return super().choose(day, pod, nodes)
 
 
-def described(number: int, question: Question) -> tuple[list[Object], list[Object], Object]:
+def described(number: int, request: SampledRequest) -> tuple[list[Object], list[Object], Object]:
     """Return the nodes of a decision, one pod on each with the requests of all its pods, and the
     pod.
     """
-    label = {QUESTION: str(number)}
-    offered = CARDS * (1 if question.resource == GPU else SHARED.replicas)
+    label = {LABEL: str(number)}
+    offered = CARDS * (1 if request.resource == GPU else SHARED.replicas)
     nodes, pods = [], []
-    for at, (millicores, memory, used) in question.asked.items():
-        name = f"question-{number}-{at}"
-        item: Any = node(name, {question.resource: offered}, labels=label)
+    for at, (millicores, memory, used) in request.asked.items():
+        name = f"request-{number}-{at}"
+        item: Any = node(name, {request.resource: offered}, labels=label)
         host = {"cpu": f"{HOST.millicores}m", "memory": str(HOST.memory_bytes)}
         item["status"]["capacity"] |= host
         nodes.append(item)
         if used:
-            gpus = {question.resource: str(used)}
+            gpus = {request.resource: str(used)}
             host = {"cpu": f"{millicores}m", "memory": str(memory)}
             resources = {"limits": gpus, "requests": host | gpus}
             pods.append(_pod(f"there-{number}-{at}", resources, nodeName=name))
-    return nodes, pods, _pod(f"asks-{number}", question.pod, nodeSelector=label)
+    return nodes, pods, _pod(f"asks-{number}", request.pod, nodeSelector=label)
 
 
 def _pod(name: str, resources: Object, **spec: object) -> Object:
@@ -108,18 +108,18 @@ async def test_the_real_one_answers_questions_of_the_day_as_the_model_does(
 ) -> None:
     sampling = Sampling(1)
     FleetDay(1).run(sampling)
-    items = [described(number, question) for number, question in enumerate(sampling.sample)]
+    items = [described(number, request) for number, request in enumerate(sampling.sample)]
     await cluster.create_all(node for nodes, _, _ in items for node in nodes)
     await cluster.create_all(pod for _, pods, _ in items for pod in pods)
     await start_scheduler(scheduler_config())
 
     differs = {}
-    for number, ((_, _, pod), question) in enumerate(zip(items, sampling.sample, strict=True)):
+    for number, ((_, _, pod), request) in enumerate(zip(items, sampling.sample, strict=True)):
         await cluster.create(pod)
         chosen = int((await cluster.wait_bound(pod)).rpartition("-")[2])
-        if chosen not in question.best:
-            differs[number] = (chosen, question)
+        if chosen not in request.best:
+            differs[number] = (chosen, request)
 
     assert len(items) == SAMPLE
-    assert {question.resource for question in sampling.sample} == {GPU, SHARED_GPU}
+    assert {request.resource for request in sampling.sample} == {GPU, SHARED_GPU}
     assert differs == {}

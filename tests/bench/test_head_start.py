@@ -60,14 +60,14 @@ async def test_filter_is_noted_and_answered_and_prioritize_is_not_noted(
     for uid in ("p", "q"):
         notes.received(uid, 0.0)
 
-    filtered = await client.post("/filter", json=question("p"))
-    await client.post("/prioritize", json=question("q"))
+    filtered = await client.post("/filter", json=filter_args("p"))
+    await client.post("/prioritize", json=filter_args("q"))
 
     assert (await filtered.json())["NodeNames"] == ["a"]
     assert len(await (await client.get(HEAD_STARTS)).json()) == 1
 
 
-def question(pod: str) -> dict[str, object]:
+def filter_args(pod: str) -> dict[str, object]:
     return {"Pod": {"metadata": {"uid": pod}}, "Nodes": None, "NodeNames": ["a", "b"]}
 
 
@@ -82,7 +82,7 @@ def test_every_way_to_ask_has_a_row_in_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("nodes", "p10_seconds", "is_met"),
     [(5000, 0.009, True), (5000, 0.005, False), (100, -0.001, True)],
-    ids=["shorter", "longer", "no-wait-where-questions-come-first"],
+    ids=["shorter", "longer", "no-wait-where-requests-come-first"],
 )
 def test_bench_webhooks_waits_no_longer_than_nine_of_ten_pods_have(
     nodes: int, p10_seconds: float, *, is_met: bool

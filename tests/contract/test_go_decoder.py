@@ -53,10 +53,10 @@ def go() -> Iterator[GoDecoder]:
 def read(kind: bytes, body: bytes) -> object:
     """Return all values that the extender reads from a request."""
     if kind == ARGS:
-        question = wire.decode_question(body)
-        names, is_whole = tuple(question.nodes), question.node_objects is not None
+        request = wire.decode_request(body)
+        names, is_whole = tuple(request.nodes), request.node_objects is not None
         said: tuple[object, ...] = (names, is_whole)
-        pod = question.pod
+        pod = request.pod
     else:
         preemption = wire.decode_preemption(body)
         by_node = {each.node: each for each in preemption.candidates}  # Go's maps have no order
@@ -131,7 +131,7 @@ def test_of_two_objects_under_one_key_we_take_the_last_and_go_merges_them(go: Go
     # kube-scheduler writes each key once, so merging would be useless.
     body = b'{"Pod":{"metadata":{"name":"a","uid":"1"}},"Pod":{"metadata":{"name":"b"}}}'
 
-    ours, theirs = wire.decode_question(body), wire.decode_question(go.rewrite(ARGS, body).body)
+    ours, theirs = wire.decode_request(body), wire.decode_request(go.rewrite(ARGS, body).body)
 
     assert (ours.about.name, ours.about.uid) == ("b", "")
     assert (theirs.about.name, theirs.about.uid) == ("b", "1")

@@ -19,17 +19,17 @@ def read(name: str) -> bytes:
 
 
 def nodes_of(name: str) -> list[str]:
-    question = json.loads(read(name))
-    if question["NodeNames"] is not None:
-        return list(question["NodeNames"])
-    return [node["metadata"]["name"] for node in question["Nodes"]["items"]]
+    request = json.loads(read(name))
+    if request["NodeNames"] is not None:
+        return list(request["NodeNames"])
+    return [node["metadata"]["name"] for node in request["Nodes"]["items"]]
 
 
 def victims_of(name: str) -> dict[str, Any]:
     """Return the candidates of a request, with victims reduced to their UIDs."""
-    question = json.loads(read(name))
-    whole = question["NodeNameToVictims"] or {}
-    return question["NodeNameToMetaVictims"] or {
+    request = json.loads(read(name))
+    whole = request["NodeNameToVictims"] or {}
+    return request["NodeNameToMetaVictims"] or {
         node: {
             "Pods": [{"UID": pod["metadata"]["uid"]} for pod in victims["Pods"]],
             "NumPDBViolations": victims.get("NumPDBViolations", 0),

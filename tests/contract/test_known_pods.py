@@ -18,38 +18,38 @@ from testkit.world import World
 
 BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()
 """Request of the real kube-scheduler."""
-QUESTION: dict[str, Any] = json.loads(BODY)
-NODES = sorted(QUESTION["NodeNames"])
+REQUEST: dict[str, Any] = json.loads(BODY)
+NODES = sorted(REQUEST["NodeNames"])
 ROLL = NodeIndex(NODES, {})
 
 
 def known(pod: dict[str, Any] | None = None) -> PodRecord:
-    record = reduce_pod(pod or QUESTION["Pod"], ResourceNames(), early_seconds=60)
+    record = reduce_pod(pod or REQUEST["Pod"], ResourceNames(), early_seconds=60)
     assert record is not None
     return record
 
 
 def decode(body: bytes, *records: PodRecord) -> wire.ExtenderRequest:
-    return wire.decode_question(body, ROLL, {record.uid: record for record in records})
+    return wire.decode_request(body, ROLL, {record.uid: record for record in records})
 
 
 def written(pod: dict[str, Any]) -> bytes:
     """Return the request for another pod, as Go writes it."""
-    return json.dumps(QUESTION | {"Pod": pod}, separators=(",", ":")).encode()
+    return json.dumps(REQUEST | {"Pod": pod}, separators=(",", ":")).encode()
 
 
 def test_kube_schedulers_question_uses_the_record_of_the_pod() -> None:
     record = known()
 
-    question = decode(BODY, record)
+    request = decode(BODY, record)
 
-    assert question.pod is record
-    assert sorted(question.nodes) == NODES
+    assert request.pod is record
+    assert sorted(request.nodes) == NODES
 
 
 def test_a_generated_name_is_passed_over() -> None:
-    metadata = QUESTION["Pod"]["metadata"]
-    pod = QUESTION["Pod"] | {
+    metadata = REQUEST["Pod"]["metadata"]
+    pod = REQUEST["Pod"] | {
         "metadata": {"name": metadata["name"], "generateName": "trainer-"} | metadata
     }
 
@@ -59,11 +59,11 @@ def test_a_generated_name_is_passed_over() -> None:
 def test_another_version_of_the_pod_is_read() -> None:
     pod = decode(BODY, replace(known(), version="207")).pod
 
-    assert pod == QUESTION["Pod"]
+    assert pod == REQUEST["Pod"]
 
 
 def test_another_pod_is_read() -> None:
-    assert decode(BODY, replace(known(), uid="another")).pod == QUESTION["Pod"]
+    assert decode(BODY, replace(known(), uid="another")).pod == REQUEST["Pod"]
 
 
 def test_a_pod_of_which_not_all_is_kept_is_read() -> None:

@@ -48,9 +48,9 @@ async def test_an_extender_is_asked_and_its_first_choice_taken(
 
         assert await cluster.wait_bound(stock) == "b"
         for verb in ("filter", "prioritize"):
-            question = json.loads(stub.bodies[verb][-1])
-            assert sorted(question["NodeNames"]) == ["a", "b", "c"]
-            assert question["Pod"]["metadata"]["name"] == "stock"
+            request = json.loads(stub.bodies[verb][-1])
+            assert sorted(request["NodeNames"]) == ["a", "b", "c"]
+            assert request["Pod"]["metadata"]["name"] == "stock"
 
 
 async def test_a_pod_that_fits_nowhere_says_why(
@@ -81,8 +81,8 @@ async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node
         await cluster.create(node("roomy", 2))
 
         assert await cluster.wait_bound(large) == "roomy"
-        question = json.loads(stub.bodies["filter"][-1])
-        assert last_refusal(question["Pod"]["status"]) == message
+        request = json.loads(stub.bodies["filter"][-1])
+        assert last_refusal(request["Pod"]["status"]) == message
 
 
 async def test_a_killed_scheduler_continues_after_a_restart(
@@ -120,10 +120,10 @@ async def test_golden_requests_have_the_shape_that_the_scheduler_sends(
         assert shape(kept) == shape(sent), f"{verb}: python -m testkit.controlplane.record"
 
 
-def shape(question: Object) -> Object:
+def shape(request: Object) -> Object:
     """Reduce a request to what is equal in every run: its fields, and which of them are null."""
-    pod_fields = {"Pod.spec": sorted(question["Pod"]["spec"])}
-    return pod_fields | {name: type(value).__name__ for name, value in question.items()}
+    pod_fields = {"Pod.spec": sorted(request["Pod"]["spec"])}
+    return pod_fields | {name: type(value).__name__ for name, value in request.items()}
 
 
 async def test_kubelets_run_pods_and_end_them_by_annotations(

@@ -134,7 +134,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
               }),
         graph("Nodes refused", "By reason.",
               {"{{reason}}": rate("idlegpu_rejections_total", "reason")}),
-        graph("Nodes asked about, and feasible", "Median of each question.",
+        graph("Candidate nodes, and feasible nodes", "Median of each request.",
               {
                   "{{verb}}: asked about": quantile(0.5, "idlegpu_candidates", "verb"),
                   "feasible": quantile(0.5, "idlegpu_feasible", ""),
@@ -146,7 +146,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
                   "{{verb}} median": quantile(0.5, "idlegpu_request_duration_seconds", "verb"),
                   "{{verb}} p99": quantile(0.99, "idlegpu_request_duration_seconds", "verb"),
               }, unit="s", steps=SLOW),
-        graph("Questions a second", "By verb and outcome; look into any outcome but ok.",
+        graph("Requests per second", "By verb and outcome; look into any outcome but ok.",
               {"{{verb}} {{outcome}}": rate("idlegpu_requests_total", "verb, outcome")},
               unit="reqps"),
         timeline("Sources", "Green while the source's last answer was valid.",

@@ -37,8 +37,8 @@ class Binder:
 
     async def bind(self, request: web.Request) -> web.Response:
         """Answer kube-scheduler after the pod is bound."""
-        question = await request.json()
-        name, namespace = question["PodName"], question["PodNamespace"]
+        arguments = await request.json()
+        name, namespace = arguments["PodName"], arguments["PodNamespace"]
         if name.startswith(HELD):
             self.held.add(name)
             await self.is_whole.wait()
@@ -46,7 +46,7 @@ class Binder:
             "apiVersion": "v1",
             "kind": "Binding",
             "metadata": {"name": name},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": question["Node"]},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": arguments["Node"]},
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
         await self._world.client.request("POST", path, binding)

@@ -47,10 +47,10 @@ class Refusing:
 
     async def filter(self, request: web.Request) -> web.Response:
         """Refuse all nodes."""
-        question = await request.json()
-        self.tries[question["Pod"]["metadata"]["name"]] += 1
+        arguments = await request.json()
+        self.tries[arguments["Pod"]["metadata"]["name"]] += 1
         await asyncio.sleep(ANSWER_SECONDS)
-        refused = dict.fromkeys(question["NodeNames"], "GPUs are not idle")
+        refused = dict.fromkeys(arguments["NodeNames"], "GPUs are not idle")
         return web.json_response({"NodeNames": [], "FailedAndUnresolvableNodes": refused})
 
     def app(self) -> web.Application:

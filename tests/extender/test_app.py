@@ -164,12 +164,12 @@ async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_a
 async def test_other_work_waits_from_the_first_bytes_of_kube_schedulers_next_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    question = orjson.dumps({"Pod": {}, "Nodes": None, "NodeNames": ["gpu-h100-01"]})
-    head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(question)}\r\n\r\n"
+    request = orjson.dumps({"Pod": {}, "Nodes": None, "NodeNames": ["gpu-h100-01"]})
+    head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n\r\n"
     async with running() as part:
         request_tracker = part.extender.request_tracker
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
-        writer.write(head.encode() + question)
+        writer.write(head.encode() + request)
         await reader.readuntil(b'"Error":""}')
         await request_tracker.yield_control()  # no request waits any more
 

@@ -229,8 +229,8 @@ def test_after_sigterm_requests_are_answered_for_a_while(kubeconfig: Path, *, hu
         assert process.stdout is not None
         next(line for line in process.stdout if '"event":"draining"' in line)
 
-        question = {"Pod": {"metadata": {"name": "late"}}, "NodeNames": ["a"]}
-        status, connection, answer = asked(f"{url}/filter", question)
+        request = {"Pod": {"metadata": {"name": "late"}}, "NodeNames": ["a"]}
+        status, connection, answer = asked(f"{url}/filter", request)
         assert (status, connection.lower(), answer["NodeNames"]) == (200, "close", ["a"])
         status, _, health = asked(f"{url}/readyz")
         assert (status, health["status"]) == (503, "ending")

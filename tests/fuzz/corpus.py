@@ -18,7 +18,7 @@ from agent.report.contract import (
     frame,
 )
 from extender.effects.peer_wire import encode_message, encode_receipt
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredRequest
 from extender.sources.agents.states import _ROWS
 from testkit.builders import NOW
 from testkit.hostile_objects import (
@@ -50,7 +50,7 @@ ODD: Final = (b"", b"null", b"[]", b"{}", b"\xff\xfe", b"\x00", NESTED, b'{"a":'
 def corpus() -> Mapping[str, Sequence[bytes]]:
     """Return the bodies of each target."""
     by_target = {
-        **{verb: _questions(verb) for verb in ("filter", "prioritize", "preempt")},
+        **{verb: _requests(verb) for verb in ("filter", "prioritize", "preempt")},
         "admission": [_json(REVIEW_OBJECT), *_with_odd_fields(REVIEW_OBJECT)],
         "agent-updates": _updates(),
         "agent-connection": _connections(),
@@ -68,7 +68,7 @@ def _json(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _questions(verb: str) -> list[bytes]:
+def _requests(verb: str) -> list[bytes]:
     golden = [path.read_bytes() for path in sorted(GOLDEN.glob(f"{verb}-*.json"))]
     if verb == "preempt":
         asked: list[object] = [{"Pod": pod(), **meta("busy")}]
@@ -76,7 +76,7 @@ def _questions(verb: str) -> list[bytes]:
         nodes = ("idle", "busy", "gpu-node-0", "unknown")
         asked = [names_request(*nodes), objects_request(*nodes)]
         asked += [names_request(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
-    made = [_json(question) for question in asked]
+    made = [_json(request) for request in asked]
     odd = [body.replace(b'"main"', b"[" * 200 + b"]" * 200) for body in made]
     return [*made, *odd, *(body.swapcase() for body in made), *golden]
 
@@ -139,7 +139,7 @@ def _connections() -> list[bytes]:
 
 
 def _messages() -> list[bytes]:
-    question = AnsweredQuestion(
+    request = AnsweredRequest(
         verb="filter",
         uid="uid",
         key="ns/pod",
@@ -150,7 +150,7 @@ def _messages() -> list[bytes]:
         resources=(("nvidia.com/gpu", 2),),
         memory_bytes=1 << 34,
     )
-    sent = encode_message("a", [question] * 3, to="b", gap_at=1.0, mark=2.0, now=3.0, faults=["x"])
+    sent = encode_message("a", [request] * 3, to="b", gap_at=1.0, mark=2.0, now=3.0, faults=["x"])
     return [sent, encode_receipt("a", 1.0), sent.replace(b"3.0", b"-1e308")]
 
 

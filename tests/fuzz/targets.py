@@ -53,8 +53,8 @@ from testkit.builders import NOW
 from testkit.cards import IDLE
 from testkit.collecting import NODES
 from testkit.world import World
+from tests.fuzz.extender_requests import webhooks
 from tests.fuzz.judging import FaultError, Target
-from tests.fuzz.questions import webhooks
 
 KNOWN_NAMES: Final = (
     b'{"status":"success","data":["DCGM_FI_DEV_GPU_UTIL","DCGM_FI_DEV_FB_USED",'

@@ -246,11 +246,11 @@ async def post(extender: Extender, folder: Path, path: str, *, shows: str | None
             folder / shows / Path(tls[name]).name for name in ("certFile", "keyFile")
         )
         context.load_cert_chain(certificate, key)
-    question = {"Pod": {"metadata": {"name": "a"}, "spec": {}}, "Nodes": None, "NodeNames": ["n"]}
+    request = {"Pod": {"metadata": {"name": "a"}, "spec": {}}, "Nodes": None, "NodeNames": ["n"]}
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
         session.post(
-            f"{extender.addresses[0]}{path}", json=question, server_hostname=tls["serverName"]
+            f"{extender.addresses[0]}{path}", json=request, server_hostname=tls["serverName"]
         ) as answer,
     ):
         return answer.status

@@ -63,8 +63,8 @@ _HEADERS: Final = {
 async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamResponse:
     """Send updates to a viewer until it leaves, stops reading, or the server shuts down."""
     client = VIEWER.get().name or request.remote or ""
-    is_asked_of_headers = request.method == hdrs.METH_HEAD
-    if not is_asked_of_headers and not broadcaster.has_room_for(client, MOST_VIEWERS):
+    is_head = request.method == hdrs.METH_HEAD
+    if not is_head and not broadcaster.has_room_for(client, MOST_VIEWERS):
         refused = error_answer(
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"{MOST_VIEWERS} pages are open already, and enough of them are yours: close one, and "
@@ -75,7 +75,7 @@ async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamRe
     response = web.StreamResponse(headers=_HEADERS)
     response.force_close()
     await response.prepare(request)
-    if is_asked_of_headers:
+    if is_head:
         return response
     viewer = broadcaster.join(client)
     try:

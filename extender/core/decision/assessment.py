@@ -149,7 +149,7 @@ class Assessment:
             unknown.
         declared_room_bytes: `free_bytes` plus the estimated use of assumed tenants.
         full_bytes: memory for this pod on an empty device; infinite if unknown.
-        asked_bytes: memory that the pod asks for per device, for all its shares of that device.
+        requested_bytes: memory that the pod asks for per device, for all its shares of that device.
         headroom: ratio of free memory; a stale value fades towards the threshold.
         idle_chance: idle probability: 1 idle, 0.95 presumed idle, 0.5 unknown, 0 busy; stale values
             lie between.
@@ -180,7 +180,7 @@ class Assessment:
     free_bytes: Ratios
     declared_room_bytes: Ratios
     full_bytes: Ratios
-    asked_bytes: Ratios
+    requested_bytes: Ratios
     headroom: Ratios
     idle_chance: Ratios
     is_idle: Flags
@@ -204,8 +204,8 @@ def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessme
     grounds = asks.grounds(estimates)
     room, load, reach = finish(_shared(batch, asks, estimates, grounds))
     landing = reach.landing
-    asked_bytes = _requested_bytes(batch, asks, landing)
-    fits = reach.is_clean & (room.free_bytes >= asked_bytes)
+    requested_bytes = _requested_bytes(batch, asks, landing)
+    fits = reach.is_clean & (room.free_bytes >= requested_bytes)
     room_share = _room_share(room.likely_free_bytes, _likely_bytes(batch, asks, room), fits)
     holds = room_share >= 1.0
     suits = fits & load.is_idle
@@ -223,7 +223,7 @@ def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessme
         free_bytes=room.free_bytes,
         declared_room_bytes=room.declared_room_bytes,
         full_bytes=room.full_bytes,
-        asked_bytes=asked_bytes,
+        requested_bytes=requested_bytes,
         headroom=load.headroom,
         idle_chance=load.idle_chance,
         is_idle=load.is_idle,
@@ -357,7 +357,7 @@ def _load(batch: Batch, asks: DeviceRequests, estimates: Estimates, room: _Room)
     left_chance = idle_chance
     if batch.is_shared.any():
         part = np.where(batch.is_shared, STILL_SHARED, 0.0)[:, None]
-        limits = (asked + part * (1.0 - asked) for asked in (asks.utilization, asks.memory))
+        limits = (limit + part * (1.0 - limit) for limit in (asks.utilization, asks.memory))
         left_chance, _ = _idleness(batch, estimate, *limits)
     limit, neutral = asks.utilization, 1.0 - asks.memory
     # Estimates have no age: only measured values fade.

@@ -13,7 +13,7 @@ from extender.core.decision.certainty import Band
 from extender.core.decision.dirty_rows import evaluate_cached
 from extender.core.decision.evaluation import (
     Evaluation,
-    EvaluationRequest,
+    EvaluationInputs,
     Overlay,
     avoid,
     device_requests,
@@ -150,7 +150,7 @@ class Decision:
         return self.candidates[self.order[0]] if len(self.order) else None
 
 
-Evaluate = Callable[[Snapshot, Pool, EvaluationRequest], Evaluation]
+Evaluate = Callable[[Snapshot, Pool, EvaluationInputs], Evaluation]
 """Function that evaluates a pool, `evaluate_pool` or a cache in front of it."""
 
 
@@ -178,9 +178,9 @@ def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
     return np.concatenate(found)
 
 
-def evaluate_pool(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
+def evaluate_pool(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
     """Evaluate every node of a pool for one request, without a cache."""
-    return evaluate_cached(snapshot, pool, question).evaluation
+    return evaluate_cached(snapshot, pool, inputs).evaluation
 
 
 def decide(
@@ -222,16 +222,16 @@ def decide(
         if pool is None:
             tally.add_unknown()
             continue
-        question = EvaluationRequest(
+        inputs = EvaluationInputs(
             request=request, ask=ask, policy=policy, overlay=overlays.get(resource, {})
         )
-        evaluation = evaluate(snapshot, pool, question)
-        evaluation = avoid(evaluation, snapshot, pool, question)
-        evaluation = nominate(evaluation, snapshot, pool, question)
+        evaluation = evaluate(snapshot, pool, inputs)
+        evaluation = avoid(evaluation, snapshot, pool, inputs)
+        evaluation = nominate(evaluation, snapshot, pool, inputs)
         rows = _rows_in(snapshot, pool, candidates)
         tally.add(evaluation, rows, pool.batch)
         if isinstance(group, GroupNeed) and resource == request.resource:
-            grouping = _Grouping(group, pool, rows, question, evaluation.codes)
+            grouping = _Grouping(group, pool, rows, inputs, evaluation.codes)
     codes = tally.codes
     if policy.load_filter.is_enabled:
         codes = _refuse_busy(codes, tally)
@@ -331,14 +331,14 @@ class _Grouping:
         need: needs of the group.
         pool: the pool.
         rows: row of each candidate in the pool, -1 if it is not there.
-        question: the pod's question to the pool.
+        inputs: the pod's request to the pool.
         codes: verdict on each row of the pool.
     """
 
     need: GroupNeed
     pool: Pool
     rows: Rows
-    question: EvaluationRequest
+    inputs: EvaluationInputs
     codes: Codes
 
     def judge(self, codes: Codes) -> GroupFit:
@@ -347,11 +347,11 @@ class _Grouping:
         A group that the cluster can never hold is refused before its first pod is placed. Nodes
         that are not known yet may hold it.
         """
-        need, question = self.need, self.question
+        need, inputs = self.need, self.inputs
         holds = None
         if self.rows.min(initial=0) >= 0:
-            holds = too_few(need, self.pool, self.codes, question.ask.count)
-        fit = fit_group(need, self.pool, self.rows, codes, question)
+            holds = too_few(need, self.pool, self.codes, inputs.ask.count)
+        fit = fit_group(need, self.pool, self.rows, codes, inputs)
         return replace(fit, too_few=holds)
 
 

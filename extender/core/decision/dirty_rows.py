@@ -20,7 +20,7 @@ import numpy as np
 from extender.core.decision.assessment import assess_in_steps
 from extender.core.decision.evaluation import (
     Evaluation,
-    EvaluationRequest,
+    EvaluationInputs,
     Others,
     Overlay,
     Wants,
@@ -65,7 +65,7 @@ class CacheEntry:
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+        cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs
     ) -> "CacheEntry":
         """Create an entry from an evaluation of the current pool."""
         return cls(
@@ -75,8 +75,8 @@ class CacheEntry:
             dirty_count=len(pool.dirty),
             estimated_count=len(pool.estimated),
             models=snapshot.models,
-            policy=question.policy,
-            overlay=question.overlay,
+            policy=inputs.policy,
+            overlay=inputs.overlay,
         )
 
     def is_usable(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
@@ -89,7 +89,7 @@ class CacheEntry:
 def evaluate_cached(
     snapshot: Snapshot,
     pool: Pool,
-    question: EvaluationRequest,
+    inputs: EvaluationInputs,
     entries: Iterable[CacheEntry] = (),
 ) -> CacheEntry:
     """Return the entry of a pool for a request, made from the entry with the fewest dirty rows.
@@ -99,17 +99,17 @@ def evaluate_cached(
     Args:
         snapshot: the snapshot.
         pool: one of its pools.
-        question: the request.
+        inputs: the pod's request to the pool.
         entries: earlier entries for the same request.
     """
-    (entry,) = evaluate_together(snapshot, pool, [question], [entries])
+    (entry,) = evaluate_together(snapshot, pool, [inputs], [entries])
     return entry
 
 
 def evaluate_together(
     snapshot: Snapshot,
     pool: Pool,
-    questions: Sequence[EvaluationRequest],
+    all_inputs: Sequence[EvaluationInputs],
     entries: Sequence[Iterable[CacheEntry]],
 ) -> list[CacheEntry]:
     """Return the entries of a pool for several requests; their dirty rows are evaluated at once.
@@ -119,52 +119,52 @@ def evaluate_together(
     Args:
         snapshot: the snapshot.
         pool: one of its pools.
-        questions: the requests, all with the same policy.
+        all_inputs: the requests, all with the same policy.
         entries: earlier entries of each request.
     """
     current: list[CacheEntry] = []
     outdated: list[int] = []
-    changed: list[tuple[EvaluationRequest, list[int]]] = []
-    for at, (question, earlier) in enumerate(zip(questions, entries, strict=True)):
-        nearest = _nearest(snapshot, pool, question, earlier)
+    changed: list[tuple[EvaluationInputs, list[int]]] = []
+    for at, (inputs, earlier) in enumerate(zip(all_inputs, entries, strict=True)):
+        nearest = _nearest(snapshot, pool, inputs, earlier)
         if nearest is None:
-            current.append(finish(evaluate_in_steps(snapshot, pool, question)))
+            current.append(finish(evaluate_in_steps(snapshot, pool, inputs)))
             continue
         entry, dirty = nearest
         current.append(entry)
         if dirty:
             outdated.append(at)
             is_out = snapshot.telemetry.is_out
-            changed.append((question, sorted(_changed(entry, pool, question, dirty, is_out))))
+            changed.append((inputs, sorted(_changed(entry, pool, inputs, dirty, is_out))))
     before = [current[at].evaluation for at in outdated]
     after = _update(before, snapshot, pool, changed)
     for at, evaluation in zip(outdated, after, strict=True):
-        current[at] = CacheEntry.of(evaluation, snapshot, pool, questions[at])
+        current[at] = CacheEntry.of(evaluation, snapshot, pool, all_inputs[at])
     return current
 
 
 def evaluate_in_steps(
-    snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+    snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs
 ) -> Steps[CacheEntry]:
     """Evaluate a whole pool in steps; the parts that requests share come first."""
     batch = count_freed(pool.batch)
-    yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
-    as_written = yield from evaluate_for_in_steps(question, pool.batch, snapshot.models, pool.seen)
+    yield from assess_in_steps(batch, inputs.ask.columns, estimates(inputs.policy))
+    as_written = yield from evaluate_for_in_steps(inputs, pool.batch, snapshot.models, pool.seen)
     yield
-    assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
+    assumed = {pool.row_of[node] for node in inputs.overlay if node in pool.row_of}
     changed = sorted(assumed.union(pool.unwritten))
-    (evaluation,) = _update([as_written], snapshot, pool, [(question, changed)])
-    return CacheEntry.of(evaluation, snapshot, pool, question)
+    (evaluation,) = _update([as_written], snapshot, pool, [(inputs, changed)])
+    return CacheEntry.of(evaluation, snapshot, pool, inputs)
 
 
 def _nearest(
-    snapshot: Snapshot, pool: Pool, question: EvaluationRequest, entries: Iterable[CacheEntry]
+    snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs, entries: Iterable[CacheEntry]
 ) -> tuple[CacheEntry, set[int]] | None:
     """Return the usable entry with the fewest dirty rows, and these rows."""
     usable = [
-        (entry, _dirty(entry, pool, question.overlay))
+        (entry, _dirty(entry, pool, inputs.overlay))
         for entry in entries
-        if entry.is_usable(snapshot, pool, question.policy)
+        if entry.is_usable(snapshot, pool, inputs.policy)
     ]
     return min(usable, key=lambda found: len(found[1]), default=None)
 
@@ -179,7 +179,7 @@ def _dirty(entry: CacheEntry, pool: Pool, overlay: Overlay) -> set[int]:
 
 
 def _changed(
-    entry: CacheEntry, pool: Pool, question: EvaluationRequest, dirty: set[int], is_out: Flags
+    entry: CacheEntry, pool: Pool, inputs: EvaluationInputs, dirty: set[int], is_out: Flags
 ) -> set[int]:
     """Return the dirty rows that really differ from an entry's.
 
@@ -190,7 +190,7 @@ def _changed(
     return estimated.union(
         at
         for at in dirty
-        if row_with_tenants(pool.rows[at], pool.nodes[at], question.overlay, is_out)
+        if row_with_tenants(pool.rows[at], pool.nodes[at], inputs.overlay, is_out)
         != row_with_tenants(entry.rows[at], pool.nodes[at], entry.overlay, is_out)
     )
 
@@ -199,7 +199,7 @@ def _update(
     evaluations: Sequence[Evaluation],
     snapshot: Snapshot,
     pool: Pool,
-    changed: Sequence[tuple[EvaluationRequest, Sequence[int]]],
+    changed: Sequence[tuple[EvaluationInputs, Sequence[int]]],
 ) -> list[Evaluation]:
     """Return evaluations of a pool with some rows evaluated again, all in one batch.
 
@@ -212,14 +212,14 @@ def _update(
     if not any(rows for _, rows in changed):
         return list(evaluations)
     batch = batch_of(
-        snapshot, pool, [(at, question.overlay) for question, rows in changed for at in rows]
+        snapshot, pool, [(at, inputs.overlay) for inputs, rows in changed for at in rows]
     )
     ends = np.cumsum([len(rows) for _, rows in changed])
-    questions = [question for question, _ in changed]
+    all_inputs = [inputs for inputs, _ in changed]
     model_ids = np.split(batch.model_id, ends[:-1])
-    wants = Wants.joined(questions, snapshot.models, model_ids)
+    wants = Wants.joined(all_inputs, snapshot.models, model_ids)
     others = Others(seen=pool.seen, models=snapshot.models)
-    fresh = evaluate_batch(batch, wants, questions[0].policy, others)
+    fresh = evaluate_batch(batch, wants, all_inputs[0].policy, others)
     starts = [0, *ends.tolist()]
     return [
         evaluation.with_rows(rows, fresh.part(slice(start, start + len(rows))))

@@ -154,8 +154,8 @@ class HostRequests:
     @classmethod
     def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostRequests":
         """Concatenate the requests of several pods, each repeated for its number of nodes."""
-        asked = [(one.millicores, one.host_bytes, one.storage_bytes) for one in requests]
-        columns = np.repeat(np.array(asked, dtype=np.intp).reshape(-1, 3), lengths, axis=0)
+        requested = [(one.millicores, one.host_bytes, one.storage_bytes) for one in requests]
+        columns = np.repeat(np.array(requested, dtype=np.intp).reshape(-1, 3), lengths, axis=0)
         return cls(
             millicores=columns[:, 0],
             memory_bytes=columns[:, 1],
@@ -171,15 +171,15 @@ class HostRequests:
         if self.is_nothing:
             return np.array([np.inf])
         spare = np.full(len(batch), np.inf)
-        for free, asked in (
+        for free, requested in (
             (batch.free_millicores, self.millicores),
             (batch.free_bytes, self.memory_bytes),
             (batch.free_storage_bytes, self.storage_bytes),
         ):
-            if not asked.any():
+            if not requested.any():
                 continue
-            left = np.maximum(free - asked, 0) * count // np.maximum(asked, 1)
-            spare = np.where((asked > 0) & (free < NO_LIMIT), np.minimum(spare, left), spare)
+            left = np.maximum(free - requested, 0) * count // np.maximum(requested, 1)
+            spare = np.where((requested > 0) & (free < NO_LIMIT), np.minimum(spare, left), spare)
         return spare
 
 
@@ -231,11 +231,11 @@ class Wants:
     weighs_price: Flags
 
     @classmethod
-    def of_all(cls, question: "EvaluationRequest", models: Sequence[str], batch: Batch) -> "Wants":
+    def of_all(cls, inputs: "EvaluationInputs", models: Sequence[str], batch: Batch) -> "Wants":
         """Return one pod's request for every node of a batch."""
-        request = question.request
+        request = inputs.request
         return cls(
-            asks=question.ask.columns,
+            asks=inputs.ask.columns,
             strategy=np.array([KINDS[request.strategy]]),
             requires_idle=np.array([request.requires_idle]),
             model=model_places(models, request.preferred_models)[batch.model_id],
@@ -247,28 +247,28 @@ class Wants:
     @classmethod
     def joined(
         cls,
-        questions: Sequence["EvaluationRequest"],
+        all_inputs: Sequence["EvaluationInputs"],
         models: Sequence[str],
         model_ids: Sequence[Rows],
     ) -> "Wants":
         """Concatenate the requests of several pods, each for its own nodes.
 
         Args:
-            questions: one question per pod.
+            all_inputs: one entry per pod.
             models: model names by model id.
             model_ids: per pod, the model ids of its nodes.
         """
         lengths = list(map(len, model_ids))
-        requests = [question.request for question in questions]
+        requests = [inputs.request for inputs in all_inputs]
 
         required = (are_accepted(models, request.required_models) for request in requests)
         preferred = (model_places(models, request.preferred_models) for request in requests)
 
         def column(values: Iterable[int]) -> Rows:
-            return np.repeat(np.fromiter(values, np.intp, len(questions)), lengths)
+            return np.repeat(np.fromiter(values, np.intp, len(all_inputs)), lengths)
 
         return cls(
-            asks=DeviceRequests.joined([question.ask for question in questions], lengths),
+            asks=DeviceRequests.joined([inputs.ask for inputs in all_inputs], lengths),
             strategy=column(KINDS[request.strategy] for request in requests),
             requires_idle=column(request.requires_idle for request in requests) > 0,
             model=np.concatenate(list(map(np.take, preferred, model_ids))),
@@ -359,29 +359,29 @@ def cheapness(batch: Batch, policy: Policy, weighs_price: Flags) -> Ratios | flo
 
 
 def evaluate_for(
-    question: "EvaluationRequest",
+    inputs: "EvaluationInputs",
     batch: Batch,
     models: tuple[str, ...],
     seen: SeenRequests = NONE_SEEN,
 ) -> Evaluation:
     """Evaluate a batch for one pod without a pause; arguments as in `evaluate_for_in_steps`."""
-    return finish(evaluate_for_in_steps(question, batch, models, seen))
+    return finish(evaluate_for_in_steps(inputs, batch, models, seen))
 
 
 def evaluate_for_in_steps(
-    question: "EvaluationRequest", batch: Batch, models: tuple[str, ...], seen: SeenRequests
+    inputs: "EvaluationInputs", batch: Batch, models: tuple[str, ...], seen: SeenRequests
 ) -> Steps[Evaluation]:
     """Evaluate each node of a batch for one pod.
 
     Args:
-        question: the pod's question.
+        inputs: the pod's request to the pool.
         batch: the nodes.
         models: model names by model id.
         seen: requests of pods so far; a placement should leave room for them.
     """
-    wants = Wants.of_all(question, models, batch)
+    wants = Wants.of_all(inputs, models, batch)
     others = Others(seen=seen, models=models)
-    return (yield from evaluate_batch_in_steps(batch, wants, question.policy, others))
+    return (yield from evaluate_batch_in_steps(batch, wants, inputs.policy, others))
 
 
 def estimates(policy: Policy) -> Estimates:
@@ -413,8 +413,8 @@ def device_requests(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
-    """One pod's request to one pool.
+class EvaluationInputs:
+    """One pod's request to one pool, and what else an evaluation needs.
 
     Attributes:
         request: the pod's whole request.
@@ -449,16 +449,16 @@ def batch_of(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overlay]]
 
 
 def avoid(
-    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs
 ) -> Evaluation:
     """Return an evaluation in which the nodes that the request avoids lose certainty."""
-    avoided = question.request.avoided
+    avoided = inputs.request.avoided
     rows = [pool.row_of[node] for node in avoided if node in pool.row_of]
     if not rows:
         return evaluation
-    batch = batch_of(snapshot, pool, [(at, question.overlay) for at in rows])
+    batch = batch_of(snapshot, pool, [(at, inputs.overlay) for at in rows])
     batch = add_suspicion(batch, [pool.nodes[at] for at in rows], avoided)
-    fresh = evaluate_for(question, batch, snapshot.models, pool.seen)
+    fresh = evaluate_for(inputs, batch, snapshot.models, pool.seen)
     return evaluation.with_rows(rows, fresh)
 
 
@@ -475,24 +475,24 @@ def add_suspicion(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, floa
 
 
 def nominate(
-    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs
 ) -> Evaluation:
     """Return an evaluation in which the pod's nominated node counts as if deleted pods had left it.
 
     Without pods being deleted there the nomination changes nothing. Devices in foreign use before
     these pods came stay in foreign use.
     """
-    at = pool.row_of.get(question.request.nominated_node)
+    at = pool.row_of.get(inputs.request.nominated_node)
     if at is None:
         return evaluation
-    after = evaluate_after(snapshot, pool, at, question)
+    after = evaluate_after(snapshot, pool, at, inputs)
     if after is None or after.codes[0] not in {Code.PASSES, Code.FOREIGN_USE}:
         return evaluation
     return evaluation.with_rows([at], replace(after, scores=evaluation.scores[[at]]))
 
 
 def evaluate_after(
-    snapshot: Snapshot, pool: Pool, at: int, question: EvaluationRequest
+    snapshot: Snapshot, pool: Pool, at: int, inputs: EvaluationInputs
 ) -> Evaluation | None:
     """Evaluate one node as if the pods being deleted there had left; None without such pods.
 
@@ -500,12 +500,12 @@ def evaluate_after(
     whole devices are free, the pod would get those instead; then only pods that have ended are
     removed.
     """
-    row, tenants = pool.rows[at], question.overlay.get(pool.nodes[at], ())
+    row, tenants = pool.rows[at], inputs.overlay.get(pool.nodes[at], ())
     leaving = row.leaving
     if leaving is None or max(leaving.row.slots, default=0) >= len(snapshot.telemetry.latest):
         return None
     free = row.allocatable - row.held - sum(tenant.count for tenant in tenants)
-    if not row.is_shared and free >= question.ask.count:
+    if not row.is_shared and free >= inputs.ask.count:
         leaving = leaving.of_ended(row)
     batch = batch_after(
         leaving,
@@ -514,4 +514,4 @@ def evaluate_after(
         pool.batch.suspicion[[at]],
         is_presumed_idle=True,
     )
-    return evaluate_for(question, batch, snapshot.models, pool.seen)
+    return evaluate_for(inputs, batch, snapshot.models, pool.seen)

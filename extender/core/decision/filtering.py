@@ -83,7 +83,7 @@ def reject(
     Load alone rejects a node only if the pod requires idle devices.
     """
     needed = assessment.landing.needed
-    too_small = assessment.full_bytes < assessment.asked_bytes
+    too_small = assessment.full_bytes < assessment.requested_bytes
     foreign = _uncounted_foreign(batch, assessment)
     checks = (
         (Code.WRONG_MODEL, is_wrong_model),
@@ -129,9 +129,9 @@ def _lacks_room(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> F
     at = np.flatnonzero(lacks & batch.is_shared)
     if at.size:
         at = at[_given_back(batch, asks)[at] > 0]
-        asked = np.broadcast_to(assessment.asked_bytes, (len(batch), 1))[at]
+        requested = np.broadcast_to(assessment.requested_bytes, (len(batch), 1))[at]
         room = assessment.declared_room_bytes[at]
-        lacks[at] = ~(assessment.is_clean[at] & (room >= asked)).any(axis=1)
+        lacks[at] = ~(assessment.is_clean[at] & (room >= requested)).any(axis=1)
     return lacks
 
 

@@ -99,11 +99,11 @@ def stranded_in_steps(
     return steps
 
 
-def _both(free: Rows, asked: Rows) -> Rows:
+def _both(free: Rows, requested: Rows) -> Rows:
     """Return the free amount before and after the placement, along the first axis."""
     both = np.empty((2, *free.shape), dtype=free.dtype)
     both[0] = free
-    np.subtract(free, asked, out=both[1])
+    np.subtract(free, requested, out=both[1])
     return both
 
 

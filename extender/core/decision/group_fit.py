@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.decision.device_sets import JOINED
-from extender.core.decision.evaluation import EvaluationRequest
+from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.scoring import FIT, PRICE, SHARED
 from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Tenant
@@ -183,7 +183,7 @@ class GroupFit:
 
 
 def fit_group(
-    need: GroupNeed, pool: Pool, rows: Rows, codes: Codes, question: EvaluationRequest
+    need: GroupNeed, pool: Pool, rows: Rows, codes: Codes, inputs: EvaluationInputs
 ) -> GroupFit:
     """Rank the candidates of a pod by their nearness to its group.
 
@@ -192,12 +192,12 @@ def fit_group(
         pool: pool of the pod's first resource.
         rows: row of each candidate in the pool, -1 if it is not there.
         codes: verdict on each candidate.
-        question: the pod's question to the pool.
+        inputs: the pod's request to the pool.
     """
-    count = question.ask.count
+    count = inputs.ask.count
     unit = count if need.is_uniform else 1
     passing = (codes == Code.PASSES) & (rows >= 0)
-    free = _free_devices(pool, question.overlay)[rows]
+    free = _free_devices(pool, inputs.overlay)[rows]
     # kube-scheduler says that a candidate fits: our own count may be late.
     room = np.where(passing, np.maximum(free, count) // unit, 0)
     needed = -(-need.rest // unit)
@@ -227,7 +227,7 @@ def fit_group(
         rest=-(-need.rest // count),
         fitting=_fitting(need, pool, rows, (rooms, domains), needed),
         ranks=all_ranks,
-        units=_units(kinds, budget(question.policy.prices.mode)),
+        units=_units(kinds, budget(inputs.policy.prices.mode)),
         words=tuple(words.of(*divmod(kind // (_QUARTERS + 1), levels)) for kind in kinds.tolist()),
     )
 

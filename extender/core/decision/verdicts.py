@@ -9,7 +9,7 @@ from extender.core.decision.assessment import UNKNOWN, Assessment, DeviceRequest
 from extender.core.decision.certainty import Band, bands
 from extender.core.decision.device_sets import side_by_side
 from extender.core.decision.evaluation import (
-    EvaluationRequest,
+    EvaluationInputs,
     HostRequests,
     Others,
     Wants,
@@ -238,48 +238,48 @@ class VerdictEvidence:
 
 
 def gather(
-    snapshot: Snapshot, pool: Pool, question: EvaluationRequest, nodes: Iterable[str]
+    snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs, nodes: Iterable[str]
 ) -> VerdictEvidence:
     """Collect the inputs of the verdicts on some nodes.
 
     Args:
         snapshot: the snapshot of the decision.
         pool: pool of the requested resource.
-        question: the pod's question.
+        inputs: the pod's request to the pool.
         nodes: the nodes; those outside the pool are skipped.
     """
     rows = [pool.row_of[node] for node in nodes if node in pool.row_of]
     batch = take_batch(pool.batch, np.array(rows, dtype=np.intp))
     unwritten, places = set(pool.unwritten), range(len(rows))
     others = [
-        at for at in places if rows[at] in unwritten or pool.nodes[rows[at]] in question.overlay
+        at for at in places if rows[at] in unwritten or pool.nodes[rows[at]] in inputs.overlay
     ]
     if others:
-        at_rows = [(rows[at], question.overlay) for at in others]
+        at_rows = [(rows[at], inputs.overlay) for at in others]
         batch = with_rows(batch, others, batch_of(snapshot, pool, at_rows))
-    if question.request.avoided:
+    if inputs.request.avoided:
         named = [pool.nodes[row] for row in rows]
-        batch = add_suspicion(batch, named, question.request.avoided)
+        batch = add_suspicion(batch, named, inputs.request.avoided)
     return VerdictEvidence(
         nodes=tuple(pool.nodes[row] for row in rows),
         batch=batch,
         resource=pool.resource,
-        ask=question.ask,
-        request=question.request,
-        policy=question.policy,
+        ask=inputs.ask,
+        request=inputs.request,
+        policy=inputs.policy,
         models=snapshot.models,
         seen=pool.seen,
         siblings=blamed_siblings(batch.telemetry.cause, snapshot.telemetry.cause),
-        promised=_promised(snapshot, pool, question),
+        promised=_promised(snapshot, pool, inputs),
     )
 
 
-def _promised(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> str:
+def _promised(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> str:
     """Return the nominated node if it passes once deleted pods have left it, else ""."""
-    node = question.request.nominated_node
+    node = inputs.request.nominated_node
     if node not in pool.row_of:
         return ""
-    after = evaluate_after(snapshot, pool, pool.row_of[node], question)
+    after = evaluate_after(snapshot, pool, pool.row_of[node], inputs)
     return "" if after is None or after.codes[0] != Code.PASSES else node
 
 
@@ -303,8 +303,8 @@ def explain(evidence: VerdictEvidence) -> tuple[NodeVerdict, ...]:
     evidence = replace(evidence, batch=count_freed(evidence.batch))
     batch, models = evidence.batch, evidence.models
     assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
-    question = _question(evidence)
-    evaluation = evaluate_for(question, batch, models, evidence.seen)
+    inputs = _inputs(evidence)
+    evaluation = evaluate_for(inputs, batch, models, evidence.seen)
     states = device_states(batch, assessment, multi=evidence.ask.count > 1)
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
@@ -385,7 +385,7 @@ def _near(evidence: VerdictEvidence, node: str) -> Nearness:
 def _stranded(evidence: VerdictEvidence, assessment: Assessment) -> Ratios | None:
     """Return the devices that the pod strands on each node, None if that does not count."""
     batch, models = evidence.batch, evidence.models
-    wants = Wants.of_all(_question(evidence), models, batch)
+    wants = Wants.of_all(_inputs(evidence), models, batch)
     others = Others(seen=evidence.seen, models=models)
     return finish(stranded_by_in_steps(batch, assessment, wants, others))
 
@@ -470,9 +470,9 @@ def _place_in_words(place: int) -> int:
     return MAY_GET if place == PERHAPS else PLACES + 1 - place if place else 0
 
 
-def _question(evidence: VerdictEvidence) -> EvaluationRequest:
-    """Return the pod's question; tentative tenants are already in the rows."""
-    return EvaluationRequest(
+def _inputs(evidence: VerdictEvidence) -> EvaluationInputs:
+    """Return the inputs of an evaluation; tentative tenants are already in the rows."""
+    return EvaluationInputs(
         request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={}
     )
 

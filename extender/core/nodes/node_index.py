@@ -76,8 +76,8 @@ class NodeIndex:
 
         Example:
             >>> nodes = [f"gpu-node-{number}" for number in range(1000)]
-            >>> asked = b'["' + b'","'.join(node.encode() for node in nodes[1:]) + b'"]'
-            >>> NodeIndex(nodes, {}).find(asked, 0, len(asked))[0]
+            >>> body = b'["' + b'","'.join(node.encode() for node in nodes[1:]) + b'"]'
+            >>> NodeIndex(nodes, {}).find(body, 0, len(body))[0]
             'gpu-node-1'
         """
         table = self._known.table

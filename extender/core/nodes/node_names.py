@@ -229,10 +229,10 @@ class NameTable:
             found[others] = next_found = self.places[slots[others]]
             others = others[(next_found >= 0) & (self.hashes[next_found] != hashes[others])]
         is_other = self.lengths[found] != pieces.lengths
-        for at, (known, asked) in enumerate(zip(self.words, words, strict=True)):
+        for at, (known, requested) in enumerate(zip(self.words, words, strict=True)):
             # The hash of a single word is unique: it is multiplied by an odd number.
             if self.distinguishing != (at,):
-                is_other |= (known if len(known) == 1 else known[found]) != asked
+                is_other |= (known if len(known) == 1 else known[found]) != requested
         if is_other.any():
             found[is_other] = -1
         return found

@@ -32,7 +32,7 @@ from tests.extender.cli.advised import build as build_advising
 
 Seen = set[tuple[type[Answer], str]]
 
-QUESTIONS: Final[dict[str, Route[Any]]] = {
+ROUTES: Final[dict[str, Route[Any]]] = {
     "/v1/nodes": routes.NODES,
     "/v1/nodes/node-1": routes.NODE,
     "/v1/gpus": routes.GPUS,
@@ -58,7 +58,7 @@ QUESTIONS: Final[dict[str, Route[Any]]] = {
     "asking/v1/size": routes.SIZE,
     "asking/v1/explain": routes.FORESEE,
 }
-"""Questions, with their routes."""
+"""Paths, with their routes."""
 
 
 class Bypassed:
@@ -68,7 +68,7 @@ class Bypassed:
         group = BoundPods(
             scheduler="default-scheduler",
             resources=(GPU,),
-            verdict=BypassVerdict.NOT_ASKED,
+            verdict=BypassVerdict.NOT_CALLED,
             example="team/quiet",
         )
         return BypassEvidence(pods=(group,), at=10.0, asked_by=("a",))
@@ -107,14 +107,14 @@ def documents() -> Iterator[dict[str, Any]]:
             "": url,
         }
 
-        def read(question: str) -> Any:
-            where, _, path = question.partition("/v1")
+        def read(route_path: str) -> Any:
+            where, _, path = route_path.partition("/v1")
             body = json.dumps(wish).encode() if where == "asking" else None
             request = Request(f"{addresses[where]}/v1{path}", body)
             with urlopen(request, timeout=30) as response:
                 return json.load(response)
 
-        yield {question: read(question) for question in QUESTIONS}
+        yield {route_path: read(route_path) for route_path in ROUTES}
 
 
 def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:
@@ -139,17 +139,17 @@ def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:
             yield from walk(typing.get_args(kind)[1], part, f"{at}.{name}", seen)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_the_type_has_each_field_of_the_answer(documents: dict[str, Any], question: str) -> None:
-    assert list(walk(QUESTIONS[question].answer, documents[question], question, set())) == []
+@pytest.mark.parametrize("route_path", ROUTES)
+def test_the_type_has_each_field_of_the_answer(documents: dict[str, Any], route_path: str) -> None:
+    assert list(walk(ROUTES[route_path].answer, documents[route_path], route_path, set())) == []
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_each_value_is_of_its_type(documents: dict[str, Any], question: str) -> None:
-    typed = msgspec.convert(documents[question], QUESTIONS[question].answer, strict=True)
+@pytest.mark.parametrize("route_path", ROUTES)
+def test_each_value_is_of_its_type(documents: dict[str, Any], route_path: str) -> None:
+    typed = msgspec.convert(documents[route_path], ROUTES[route_path].answer, strict=True)
 
     again = json.loads(msgspec.json.encode(typed))
-    assert list(differences(documents[question], again)) == []
+    assert list(differences(documents[route_path], again)) == []
 
 
 def differences(sent: Any, typed: Any, at: str = "") -> Iterator[str]:
@@ -166,8 +166,8 @@ def differences(sent: Any, typed: Any, at: str = "") -> Iterator[str]:
 
 def test_the_server_sends_every_field_of_the_types(documents: dict[str, Any]) -> None:
     seen: Seen = set()
-    for question, route in QUESTIONS.items():
-        list(walk(route.answer, documents[question], question, seen))
+    for route_path, route in ROUTES.items():
+        list(walk(route.answer, documents[route_path], route_path, seen))
 
     kinds = {kind for kind, _ in seen}
     assert {

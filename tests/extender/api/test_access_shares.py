@@ -113,7 +113,7 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
 async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "QUESTIONS", 2)
+    monkeypatch.setattr(callers, "USER_REVIEWS", 2)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     for number in range(8):
         guarded.reviewers.users[f"mallory{number}"] = "mallory"

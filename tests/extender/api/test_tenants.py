@@ -135,7 +135,7 @@ def _note_bypassed_pod(extender: Extender) -> None:
     record = hush_pod("hush-bypassed", "")
     bypassed_pods.see(record)
     bypassed_pods.see(hush_pod("hush-bypassed", "node-b"))
-    bypassed_pods._judge(bypassed_pods._bound.popleft(), BypassVerdict.NOT_ASKED)
+    bypassed_pods._judge(bypassed_pods._bound.popleft(), BypassVerdict.NOT_CALLED)
     assert bypassed_pods.report().pods[0].example == f"{NAMESPACE}/hush-bypassed"
 
 
@@ -153,8 +153,8 @@ async def _decide(client: Client, name: str, namespace: str) -> None:
     }
     if namespace != NAMESPACE:
         asker["metadata"] |= {"annotations": {}, "ownerReferences": []}
-    question = names_request("node-a", "node-b", asker=asker)
-    assert (await client.post("/prioritize", data=json.dumps(question))).status == 200
+    request = names_request("node-a", "node-b", asker=asker)
+    assert (await client.post("/prioritize", data=json.dumps(request))).status == 200
 
 
 def leaks(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.core.decision.evaluation import EvaluationRequest
+from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.ranking_reasons import EARLY_FAILURES, ILL_HEALTH, PREFERRED
 from extender.core.decision.verdicts import NodeVerdict, explain, gather
 from extender.core.policy import Policy, Strategy
@@ -227,13 +227,13 @@ EXAMPLES = {
 def verdicts(example: Example) -> dict[str, NodeVerdict]:
     """Return the verdict on both nodes."""
     snapshot, asked = snapshot_of({"A": example.a, "B": example.b}, models=MODELS), example.asked
-    question = EvaluationRequest(
+    inputs = EvaluationInputs(
         request=asked,
         ask=ask(asked.count, float(asked.memory_bytes or 0)),
         policy=Policy(),
         overlay={},
     )
-    found = explain(gather(snapshot, snapshot.pools[GPU], question, ["A", "B"]))
+    found = explain(gather(snapshot, snapshot.pools[GPU], inputs, ["A", "B"]))
     return {verdict.node: verdict for verdict in found}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.decision import fragmentation
 from extender.core.decision.dirty_rows import evaluate_in_steps
-from extender.core.decision.evaluation import EvaluationRequest, device_requests
+from extender.core.decision.evaluation import EvaluationInputs, device_requests
 from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
@@ -134,11 +134,11 @@ def test_one_step_measures_few_shared_nodes(monkeypatch: pytest.MonkeyPatch) -> 
     snapshot = snapshot_of(nodes, seen=PAIRS)
     asked = request(strategy=Strategy.PACK)
     ((_, ask),) = device_requests(asked)
-    question = EvaluationRequest(request=asked, ask=ask, policy=Policy(), overlay={})
+    inputs = EvaluationInputs(request=asked, ask=ask, policy=Policy(), overlay={})
 
     def steps(seen: SeenRequests) -> int:
         pool = replace(snapshot.pools[GPU], seen=seen)
-        return sum(1 for _ in evaluate_in_steps(snapshot, pool, question))
+        return sum(1 for _ in evaluate_in_steps(snapshot, pool, inputs))
 
     assert steps(PAIRS) - steps(NONE_SEEN) == 6
 

@@ -137,6 +137,6 @@ def test_a_share_is_a_share_of_the_nodes_card() -> None:
     half = assessment_of(full, asked=replace(ask(), memory_share=0.5))
     third = assessment_of(full, asked=replace(ask(), memory_share=0.3))
 
-    assert float(half.asked_bytes[0, 0]) == 40 * GIB
+    assert float(half.requested_bytes[0, 0]) == 40 * GIB
     assert not half.fits[0, 0]
     assert third.fits[0, 0]

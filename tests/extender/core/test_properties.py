@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from extender.core.decision.decision import decide
 from extender.core.decision.dirty_rows import evaluate_cached, evaluate_together
 from extender.core.decision.evaluation import (
-    EvaluationRequest,
+    EvaluationInputs,
     Overlay,
     device_requests,
     evaluate_for,
@@ -170,23 +170,23 @@ def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     pool, ((_, ask),) = snapshot.pools[GPU], device_requests(about)
 
-    def question(overlay: Overlay) -> EvaluationRequest:
-        return EvaluationRequest(request=about, ask=ask, policy=Policy(), overlay=overlay)
+    def inputs_with(overlay: Overlay) -> EvaluationInputs:
+        return EvaluationInputs(request=about, ask=ask, policy=Policy(), overlay=overlay)
 
-    entry = evaluate_cached(snapshot, pool, question(before))
+    entry = evaluate_cached(snapshot, pool, inputs_with(before))
     # For some nodes the overlay is the same object, for the others a new one.
     overlay = {node: before.get(node, tenants) for node, tenants in overlay.items()}
-    again = evaluate_cached(snapshot, pool, question(overlay), [entry])
-    corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
+    again = evaluate_cached(snapshot, pool, inputs_with(overlay), [entry])
+    corrected = nominate(again.evaluation, snapshot, pool, inputs_with(overlay))
 
     with_tenants = partial(row_with_tenants, overlay=overlay, is_out=snapshot.telemetry.is_out)
     rows = tuple(map(with_tenants, pool.rows, pool.nodes))
     from_scratch = evaluate_for(
-        question(overlay),
+        inputs_with(overlay),
         batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),
         snapshot.models,
     )
-    from_scratch = nominate(from_scratch, snapshot, pool, question(overlay))
+    from_scratch = nominate(from_scratch, snapshot, pool, inputs_with(overlay))
     for column in ("codes", "scores", "bands", "utilization"):
         assert getattr(corrected, column).tolist() == getattr(from_scratch, column).tolist()
 
@@ -200,16 +200,16 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     pool = snapshot.pools[GPU]
 
-    def questions(overlay: Overlay) -> list[EvaluationRequest]:
+    def all_inputs(overlay: Overlay) -> list[EvaluationInputs]:
         return [
-            EvaluationRequest(request=asked, ask=ask, policy=Policy(), overlay=overlay)
+            EvaluationInputs(request=asked, ask=ask, policy=Policy(), overlay=overlay)
             for asked in requests
             for _, ask in device_requests(asked)
         ]
 
-    entries = [evaluate_cached(snapshot, pool, question) for question in questions(before)]
-    together = evaluate_together(snapshot, pool, questions(overlay), [[one] for one in entries])
-    alone = [evaluate_cached(snapshot, pool, question) for question in questions(overlay)]
+    entries = [evaluate_cached(snapshot, pool, inputs) for inputs in all_inputs(before)]
+    together = evaluate_together(snapshot, pool, all_inputs(overlay), [[one] for one in entries])
+    alone = [evaluate_cached(snapshot, pool, inputs) for inputs in all_inputs(overlay)]
 
     for one, other in zip(together, alone, strict=True):
         for column in ("codes", "scores", "bands", "utilization"):
@@ -236,9 +236,9 @@ def test_cached_results_of_other_requests_make_no_difference(
     for asked in requests:
         for _, ask in device_requests(asked):
             policy = data.draw(st.sampled_from(policies))
-            question = EvaluationRequest(request=asked, ask=ask, policy=policy, overlay={})
-            shared = evaluate_for(question, batch, snapshot.models)
-            alone = evaluate_for(question, replace(batch), snapshot.models)
+            inputs = EvaluationInputs(request=asked, ask=ask, policy=policy, overlay={})
+            shared = evaluate_for(inputs, batch, snapshot.models)
+            alone = evaluate_for(inputs, replace(batch), snapshot.models)
             for column in ("codes", "scores", "bands", "utilization"):
                 assert getattr(shared, column).tolist() == getattr(alone, column).tolist()
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from extender.core.decision.evaluation import EvaluationRequest
+from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.score_parts import (
     BAND,
     CALM,
@@ -39,13 +39,13 @@ MODELS = ("", "nvidia h100", "nvidia a100")
 
 def verdicts(fleet: dict[str, Node], about: GpuRequest) -> tuple[NodeVerdict, ...]:
     snapshot = snapshot_of(fleet, models=MODELS)
-    question = EvaluationRequest(
+    inputs = EvaluationInputs(
         request=about,
         ask=ask(about.count, float(about.memory_bytes or 0)),
         policy=Policy(),
         overlay={},
     )
-    return explain(gather(snapshot, snapshot.pools[GPU], question, list(fleet)))
+    return explain(gather(snapshot, snapshot.pools[GPU], inputs, list(fleet)))
 
 
 def names(verdict: NodeVerdict) -> list[str]:

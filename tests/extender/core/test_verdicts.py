@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision.evaluation import EvaluationRequest
+from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Rejection
 from extender.core.decision.verdicts import (
     STATES,
@@ -41,13 +41,13 @@ from testkit.builders import (
 def verdict_on(described: Node, **asked: Any) -> NodeVerdict:
     snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
     about = request(**asked)
-    question = EvaluationRequest(
+    inputs = EvaluationInputs(
         request=about,
         ask=ask(about.count, float(about.memory_bytes or 0)),
         policy=Policy(),
         overlay={},
     )
-    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], question, ["node"]))
+    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], inputs, ["node"]))
     return verdict
 
 
@@ -147,8 +147,8 @@ def test_devices_that_the_pod_cannot_get_are_named_too() -> None:
 
 def test_no_nodes_need_no_explanation() -> None:
     snapshot = snapshot_of({"a": node()})
-    question = EvaluationRequest(request=request(), ask=ask(), policy=Policy(), overlay={})
-    evidence = gather(snapshot, snapshot.pools[GPU], question, ["unknown"])
+    inputs = EvaluationInputs(request=request(), ask=ask(), policy=Policy(), overlay={})
+    evidence = gather(snapshot, snapshot.pools[GPU], inputs, ["unknown"])
 
     assert explain(evidence) == ()
 
@@ -182,10 +182,8 @@ def test_scores_alone_are_those_of_the_whole_verdict(strategy: Strategy) -> None
     }
     snapshot = snapshot_of(nodes)
     about = request(strategy=strategy)
-    question = EvaluationRequest(
-        request=about, ask=ask(about.count, 0.0), policy=Policy(), overlay={}
-    )
-    evidence = gather(snapshot, snapshot.pools[GPU], question, list(nodes))
+    inputs = EvaluationInputs(request=about, ask=ask(about.count, 0.0), policy=Policy(), overlay={})
+    evidence = gather(snapshot, snapshot.pools[GPU], inputs, list(nodes))
 
     scores = {one.node: one for one in scores_of(evidence)}
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from extender.effects.peer_link import HEARTBEAT_SECONDS, MAX_QUEUE, PATH, WARN_AFTER, PeerLink
 from extender.effects.peer_wire import (
-    MAX_QUESTIONS,
+    MAX_RECORDS,
     Message,
     Receipt,
     decode_message,
@@ -23,7 +23,7 @@ from extender.effects.peer_wire import (
     encode_receipt,
 )
 from extender.effects.peers import Peers, _family
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredRequest
 from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 
@@ -55,11 +55,11 @@ class Replica:
         return web.Response(status=status, body=body or encode_receipt(self.instance, self.marks))
 
     def received(self) -> list[list[str]]:
-        return [[asked.uid for asked in message.asked] for message in self.messages]
+        return [[record.uid for record in message.requests] for message in self.messages]
 
 
-def question(uid: str, at: float = 1000.0) -> AnsweredQuestion:
-    return AnsweredQuestion(verb="filter", uid=uid, key=f"team/{uid}", at=at, choices=1)
+def answered(uid: str, at: float = 1000.0) -> AnsweredRequest:
+    return AnsweredRequest(verb="filter", uid=uid, key=f"team/{uid}", at=at, choices=1)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def link(replica: Replica) -> AsyncIterator[PeerLink]:
 
 
 async def test_records_are_sent_once(replica: Replica, link: PeerLink) -> None:
-    link.add(question("a"))
+    link.add(answered("a"))
     await link.send()
     await link.send()
 
@@ -141,9 +141,9 @@ async def test_records_of_a_failed_message_are_sent_again(
     replica: Replica, link: PeerLink, answer: tuple[int, bytes]
 ) -> None:
     replica.answers = [answer]
-    link.add(question("a"))
+    link.add(answered("a"))
     await link.send()
-    link.add(question("b"))
+    link.add(answered("b"))
     await link.send()
     await link.send()
 
@@ -169,7 +169,7 @@ async def test_refused_records_are_not_sent_again_and_leave_a_gap(
     replica: Replica, link: PeerLink
 ) -> None:
     replica.answers = [(400, b"no")]
-    link.add(question("a", at=1003.0))
+    link.add(answered("a", at=1003.0))
     replica.now = 1010.0
     await link.send()
     await link.send()
@@ -197,7 +197,7 @@ async def test_the_own_address_receives_no_further_messages(
 ) -> None:
     replica.instance = OWN
     await link.send()
-    link.add(question("a"))
+    link.add(answered("a"))
     await link.send()
 
     assert link.is_self
@@ -208,12 +208,12 @@ async def test_burst_goes_in_several_messages_and_none_says_more_than_it_holds(
     replica: Replica, link: PeerLink
 ) -> None:
     await link.send()
-    for number in range(MAX_QUESTIONS + 2):
-        link.add(question(str(number)))
+    for number in range(MAX_RECORDS + 2):
+        link.add(answered(str(number)))
     await link.send()
     await link.send()
 
-    assert [len(uids) for uids in replica.received()] == [0, MAX_QUESTIONS, 2]
+    assert [len(uids) for uids in replica.received()] == [0, MAX_RECORDS, 2]
     assert [message.mark for message in replica.messages] == [None, None, 2.0]
 
 
@@ -222,12 +222,12 @@ async def test_only_so_much_is_kept_and_the_oldest_is_dropped(
 ) -> None:
     for number in range(MAX_QUEUE + 3):
         replica.now = 1000.0 + number
-        link.add(question(str(number)))
+        link.add(answered(str(number)))
     replica.now += 100.0
     await link.send()
 
     (message,) = replica.messages
-    assert message.asked[0].uid == "3"
+    assert message.requests[0].uid == "3"
     assert message.gap_at == 1000.0 + MAX_QUEUE + 2  # when the last of them was dropped
 
 
@@ -235,8 +235,8 @@ async def test_question_that_no_replica_would_take_is_left_out(
     replica: Replica, link: PeerLink
 ) -> None:
     replica.now += 5.0
-    link.add(question("u" * 1000))
-    link.add(question("a"))
+    link.add(answered("u" * 1000))
+    link.add(answered("a"))
     await link.send()
 
     assert replica.received() == [["a"]]
@@ -260,7 +260,9 @@ class Timed(PeerLink):
 
     @override
     async def _exchange(self, body: bytes) -> Receipt:
-        self.delivered.append((self._now(), [asked.uid for asked in decode_message(body).asked]))
+        self.delivered.append(
+            (self._now(), [record.uid for record in decode_message(body).requests])
+        )
         return decode_receipt(encode_receipt("them", self._now()))
 
 
@@ -269,7 +271,7 @@ async def test_a_record_is_sent_at_once_and_a_heartbeat_after_each_silence() -> 
     link = Timed()
     task = asyncio.create_task(link.run())
     await asyncio.sleep(HEARTBEAT_SECONDS / 2)
-    link.add(question("a"))
+    link.add(answered("a"))
     await asyncio.sleep(2.5 * HEARTBEAT_SECONDS)
     task.cancel()
     await asyncio.wait([task])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.effects.peer_wire import (
-    MAX_QUESTIONS,
+    MAX_RECORDS,
     VERSION,
     PeerError,
     decode_message,
@@ -17,16 +17,16 @@ from extender.effects.peer_wire import (
     encode_message,
     encode_receipt,
     fits_message,
-    questions_in,
+    requests_in,
 )
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredRequest
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> AnsweredQuestion:
-    return AnsweredQuestion(
+def answered_requests(draw: st.DrawFn) -> AnsweredRequest:
+    return AnsweredRequest(
         verb=draw(st.sampled_from(("filter", "prioritize"))),
         uid=draw(NAMES.filter(bool)),
         key=draw(NAMES),
@@ -39,11 +39,11 @@ def questions(draw: st.DrawFn) -> AnsweredQuestion:
     )
 
 
-@given(st.lists(questions(), max_size=5))
-def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredQuestion]) -> None:
+@given(st.lists(answered_requests(), max_size=5))
+def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredRequest]) -> None:
     body = encode_message("a", sent, to="b", gap_at=700.0, mark=5.0, now=1000.0)
     message = decode_message(body)
-    arrived = questions_in(message, sent_at=1000.0)
+    arrived = requests_in(message, sent_at=1000.0)
 
     assert all(map(fits_message, sent))
     assert [it.at for it in arrived] == pytest.approx([it.at for it in sent])
@@ -73,9 +73,9 @@ def test_a_message_without_faults_counts_as_not_ready() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    (question,) = questions_in(decode_message(message(colour="red")), sent_at=10.0)
+    (request,) = requests_in(decode_message(message(colour="red")), sent_at=10.0)
 
-    assert (question.uid, question.at) == ("u", 9.0)
+    assert (request.uid, request.at) == ("u", 9.0)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_bad_message_is_refused_with_the_place(body: bytes, words: str) -> None:
 
 def test_message_of_too_many_questions_is_refused() -> None:
     one = json.loads(message())
-    one["asked"] *= MAX_QUESTIONS + 1
+    one["asked"] *= MAX_RECORDS + 1
 
     with pytest.raises(PeerError, match=r"length <= 500.*\$\.asked"):
         decode_message(json.dumps(one).encode())
@@ -130,7 +130,7 @@ def test_a_record_that_others_would_refuse_is_not_sent(changes: dict[str, Any]) 
     record = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, "choices": 1}
     values: dict[str, Any] = record | changes
 
-    assert not fits_message(AnsweredQuestion(**values))
+    assert not fits_message(AnsweredRequest(**values))
 
 
 def test_receipt_says_who_answers_and_when() -> None:

@@ -12,7 +12,7 @@ from extender.effects import peers as module
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.effects.peers import SILENT_SECONDS, Address, Peers
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredRequest
 from extender.runtime import supervision
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
@@ -104,7 +104,7 @@ async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, cl
 async def test_a_delayed_record_counts_from_the_time_of_its_request(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
-    taken: list[AnsweredQuestion] = []
+    taken: list[AnsweredRequest] = []
     peers = Peers(settings.PeersSettings(), taken.append, Metrics(), monotonic=clock, instance="us")
     app = web.Application()
     app.add_routes(peers.routes())
@@ -113,7 +113,7 @@ async def test_a_delayed_record_counts_from_the_time_of_its_request(
     for transit_seconds in (0.001, 0.6):
         asked_at = clock.now
         theirs = asked_at - 900.0  # another machine's clock
-        asked = AnsweredQuestion(verb="filter", uid="u", key="team/p", at=theirs, choices=1)
+        asked = AnsweredRequest(verb="filter", uid="u", key="team/p", at=theirs, choices=1)
         body = encode_message("them", [asked], to="us", gap_at=0.0, mark=None, now=theirs)
         clock.now += transit_seconds
         assert (await client.post(PATH, data=body)).status == 200

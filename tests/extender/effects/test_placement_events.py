@@ -50,9 +50,9 @@ async def decide(
     world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2, target: str = ""
 ) -> None:
     asker = pod("p", gpus=gpus, **({"target": target} if target else {}))
-    question = json.dumps(names_request(*nodes, asker=asker)).encode()
+    request = json.dumps(names_request(*nodes, asker=asker)).encode()
     webhooks = world.webhooks()
-    await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(question)
+    await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(request)
 
 
 def bind(world: World, node: str) -> DecisionRecord:
@@ -159,8 +159,8 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
     other = "node-8" if record.decision.best == "node-7" else "node-7"
     world.now += seconds
     for number in range(others):
-        question = json.dumps(names_request("node-7", asker=pod(f"other-{number}"))).encode()
-        await world.webhooks().filter(question)
+        request = json.dumps(names_request("node-7", asker=pod(f"other-{number}"))).encode()
+        await world.webhooks().filter(request)
     decisions: list[DecisionRecord] = []
     bound = PodRecord(
         uid="uid-p", namespace="team", name="p", node=other, resources={GPU: 2}, bound_at=world.now

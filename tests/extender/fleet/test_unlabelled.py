@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.decision.evaluation import EvaluationRequest
+from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Code
 from extender.core.decision.landing import BY_USE
 from extender.core.decision.verdicts import explain, gather
@@ -31,10 +31,10 @@ def unmapped(cards: int, held: int, in_use: int, values: dict[Signal, float]) ->
 def landing_on(world: World, count: int = 1) -> tuple[list[int], int, float]:
     """Return the candidate devices, the number of held ones, and the chance of idle ones."""
     snapshot = world.fleet.snapshot()
-    question = EvaluationRequest(
+    inputs = EvaluationInputs(
         request=request(count), ask=ask(count), policy=world.policy, overlay={}
     )
-    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], question, ["node"]))
+    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], inputs, ["node"]))
     cards = [at for at, device in enumerate(verdict.devices) if device.can_land]
     return cards, verdict.taken, verdict.chance
 

@@ -35,8 +35,8 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:
-    question = names_request(*nodes, asker=pod(**wishes))
-    assert (await client.post(f"/{verb}", data=json.dumps(question))).status == 200
+    request = names_request(*nodes, asker=pod(**wishes))
+    assert (await client.post(f"/{verb}", data=json.dumps(request))).status == 200
 
 
 async def foresee(client: Client, body: object, status: int = 200) -> Any:

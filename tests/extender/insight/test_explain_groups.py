@@ -46,8 +46,8 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 async def ask(client: Client, verb: str, asker: object, *nodes: str) -> Any:
-    question = names_request(*(nodes or NODES), asker=asker)
-    response = await client.post(f"/{verb}", data=json.dumps(question))
+    request = names_request(*(nodes or NODES), asker=asker)
+    response = await client.post(f"/{verb}", data=json.dumps(request))
     assert response.status == 200
     await asyncio.sleep(2 * BETWEEN_VERBS_SECONDS)  # then it is recorded in full
     return await response.json(content_type=None)

@@ -22,8 +22,8 @@ def replica(name: str, far: OtherReplicas | None = None, **rest: Any) -> World:
 
 
 async def ask(client: Client, verb: str, *nodes: str) -> None:
-    question = json.dumps(names_request(*nodes, asker=pod("p")))
-    assert (await client.post(f"/{verb}", data=question)).status == 200
+    request = json.dumps(names_request(*nodes, asker=pod("p")))
+    assert (await client.post(f"/{verb}", data=request)).status == 200
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 async def attempt(client: Client, passing: list[str], refused: list[str]) -> None:
     """Call filter and prioritize as kube-scheduler does."""
     for verb, nodes in (("filter", [*passing, *refused]), ("prioritize", passing)):
-        question = json.dumps(names_request(*nodes, asker=pod("p")))
-        assert (await client.post(f"/{verb}", data=question)).status == 200
+        request = json.dumps(names_request(*nodes, asker=pod("p")))
+        assert (await client.post(f"/{verb}", data=request)).status == 200
 
 
 async def explained(client: Client, node: str) -> tuple[Any, Any]:
@@ -82,8 +82,8 @@ async def test_what_filter_said_in_an_earlier_attempt_is_no_part_of_this_one(
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     world.now += 60
-    question = json.dumps(names_request("idle", asker=pod("p")))
-    assert (await client.post("/prioritize", data=question)).status == 200
+    request = json.dumps(names_request("idle", asker=pod("p")))
+    assert (await client.post("/prioritize", data=request)).status == 200
 
     answer = await get(client, "/v1/explain", pod="team/p")
 

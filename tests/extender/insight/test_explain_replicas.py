@@ -65,9 +65,9 @@ async def test_another_replicas_decision_is_explained_by_its_id(client: Client) 
 async def test_our_own_decision_is_explained_without_asking_anybody(
     client: Client, far: OtherReplicas
 ) -> None:
-    question = names_request("a", asker=pod("whole"))
+    request = names_request("a", asker=pod("whole"))
     for verb in ("filter", "prioritize"):
-        assert (await client.post(f"/{verb}", json=question)).status == 200
+        assert (await client.post(f"/{verb}", json=request)).status == 200
 
     assert (await get(client, "/v1/explain", id="near-4"))["pod"] == "team/whole"
     assert far.asked == []
@@ -112,8 +112,8 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
 ) -> None:
     hidden = pod("theirs")
     hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
-    question = names_request("a", asker=hidden)
-    assert (await other.post("/prioritize", json=question)).status == 200
+    request = names_request("a", asker=hidden)
+    assert (await other.post("/prioritize", json=request)).status == 200
     world = replica_world(far=far)
     world.add_waiting("theirs")
     client = await aiohttp_client(world.build_app(viewer=LearnsTeam(learnt={"team"})))

@@ -11,7 +11,7 @@ from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS, BypassedPods
 from extender.placement.history import DecisionRecord
-from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredRequest
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.peers import BypassSettings
@@ -32,7 +32,7 @@ class Replica(World):
 
     def __init__(self) -> None:
         super().__init__()
-        self.untold: list[AnsweredQuestion] = []
+        self.untold: list[AnsweredRequest] = []
         self.own: list[DecisionRecord] = []
         self.shadow_mode = ShadowMode(
             Settings(),
@@ -89,8 +89,8 @@ class Pair:
 
     async def ask(self, at: int, verb: str) -> None:
         """Call one replica for the pod; the other gets a report unless they are disconnected."""
-        question = names_request("node-0", "node-1", asker=pod("p"))
-        assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
+        request = names_request("node-0", "node-1", asker=pod("p"))
+        assert (await self.clients[at].post(f"/{verb}", json=request)).status == 200
         self.exchange()
 
     def exchange(self) -> None:

@@ -18,7 +18,7 @@ from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.request_log import (
     FILTER,
     PRIORITIZE,
-    AnsweredQuestion,
+    AnsweredRequest,
     Answers,
     BypassVerdict,
     RequestLog,
@@ -181,16 +181,16 @@ class Replica:
 
     def answer(self, pod: PodRecord, verb: str = PRIORITIZE, **rest: Any) -> None:
         """Answer a request for a pod; kube-scheduler reads the answer unless it is lost."""
-        question = AnsweredQuestion(
+        request = AnsweredRequest(
             verb=verb,
             uid=pod.uid,
             key=pod.key,
             at=self.monotonic(),
             **{"choices": 2, **rest},
         )
-        if question.came_to in {Answers.LEFT_ONE, Answers.SCORED}:
+        if request.came_to in {Answers.LEFT_ONE, Answers.SCORED}:
             self.truth.asked.add(pod.uid)
-        self.request_log.note(question)
+        self.request_log.note(request)
 
     def answer_all(self, pod: PodRecord) -> None:
         for verb in (FILTER, PRIORITIZE):
@@ -272,7 +272,7 @@ class Replica:
     def accused(self) -> list[str]:
         """Names of the pods that it counts as bound without a call or an answer."""
         groups = self.bypassed_pods.report().pods
-        return [group.scheduler for group in groups if group.verdict is not BypassVerdict.ASKED]
+        return [group.scheduler for group in groups if group.verdict is not BypassVerdict.CALLED]
 
     @property
     def unjudged(self) -> int:

@@ -3,7 +3,7 @@
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bypassed_pods import MAX_BOUND, MAX_WAIT_SECONDS
 from extender.placement.history import Choice
-from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
+from extender.placement.request_log import PRIORITIZE, AnsweredRequest
 from testkit.judging import ReceivedPeriod
 from testkit.world import World, time_sliced
 
@@ -23,14 +23,14 @@ class Replica:
             on_own=[lambda record: self.own.append(record.pod.name)],
         )
 
-    def question(self, name: str) -> AnsweredQuestion:
+    def answered(self, name: str) -> AnsweredRequest:
         uid, key = f"uid-{name}", f"ns/{name}"
-        return AnsweredQuestion(verb=PRIORITIZE, uid=uid, key=key, at=self.world.now, choices=2)
+        return AnsweredRequest(verb=PRIORITIZE, uid=uid, key=key, at=self.world.now, choices=2)
 
     def bind(self, name: str) -> None:
         """Answer for a pod, which is bound to the first choice at once."""
         best = self.world.place(name)
-        self.world.request_log.note(self.question(name))
+        self.world.request_log.note(self.answered(name))
         choice = self.world.history.take_choice(f"uid-{name}")
         assert choice is not None
         assert best is not None
@@ -61,7 +61,7 @@ def test_a_pod_belongs_to_the_replica_of_a_later_answer_that_is_reported_late() 
     replica = Replica()
     replica.bind("a")
     replica.world.now += 0.1
-    replica.world.request_log.take(replica.question("a"))
+    replica.world.request_log.take(replica.answered("a"))
 
     replica.received.until += 1.0
 
@@ -93,7 +93,7 @@ def test_if_too_many_pods_wait_the_latest_are_kept() -> None:
     replica = Replica()
     choice = Choice(number=0, at=replica.world.now, verb=PRIORITIZE, best="node-0")
     for number in range(MAX_BOUND + 1):
-        replica.world.request_log.note(replica.question(str(number)))
+        replica.world.request_log.note(replica.answered(str(number)))
         replica.attribution.note(f"uid-{number}", choice, "node-0" if number else "node-1")
     replica.received.until += 1.0
 

@@ -31,8 +31,8 @@ def pods(
     )
 
 
-ASKED = pods(BypassVerdict.ASKED, 10)
-MISSED = pods(BypassVerdict.NOT_ASKED, 3)
+ASKED = pods(BypassVerdict.CALLED, 10)
+MISSED = pods(BypassVerdict.NOT_CALLED, 3)
 LOST = pods(BypassVerdict.ANSWER_LOST, 2)
 UNSCORED = pods(BypassVerdict.NOT_SCORED, 4)
 
@@ -59,33 +59,33 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
         pytest.param(
             evidence(MISSED, silence=None, wrong_paths=("/idlegpu/filter",)),
             [(CauseKind.WRONG_PATH, "urlPrefix", 3), (CauseKind.NO_EXTENDER, "extenders", 3)],
-            id="questions-come-to-another-path",
+            id="requests-come-to-another-path",
         ),
         pytest.param(
-            evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG)),
+            evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG)),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="one-resource-is-never-asked-about",
         ),
         pytest.param(
-            evidence(pods(BypassVerdict.NOT_ASKED, 5, MIG)),
+            evidence(pods(BypassVerdict.NOT_CALLED, 5, MIG)),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
-            id="questions-come-about-pods-that-are-not-bound",
+            id="requests-come-about-pods-that-are-not-bound",
         ),
         pytest.param(
             evidence(
-                pods(BypassVerdict.ASKED, 1, GPU, MIG),
-                pods(BypassVerdict.NOT_ASKED, 5, SHARED, "x/y"),
+                pods(BypassVerdict.CALLED, 1, GPU, MIG),
+                pods(BypassVerdict.NOT_CALLED, 5, SHARED, "x/y"),
             ),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="several-resources-are-never-asked-about",
         ),
         pytest.param(
-            evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, scheduler=BATCH)),
+            evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, scheduler=BATCH)),
             [(CauseKind.OTHER_SCHEDULER, "schedulerName", 5)],
             id="one-scheduler-never-asks",
         ),
         pytest.param(
-            evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG, scheduler=BATCH)),
+            evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG, scheduler=BATCH)),
             [
                 (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
                 (CauseKind.OTHER_SCHEDULER, "schedulerName", 5),
@@ -121,10 +121,10 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
                 (CauseKind.UNREACHABLE, "ignorable", 3),
                 (CauseKind.UNREADABLE, "nodeCacheCapable", 2),
             ],
-            id="questions-cannot-be-read",
+            id="requests-cannot-be-read",
         ),
         pytest.param(
-            evidence(ASKED, LOST, pods(BypassVerdict.NOT_ASKED, 5, MIG), UNSCORED),
+            evidence(ASKED, LOST, pods(BypassVerdict.NOT_CALLED, 5, MIG), UNSCORED),
             [
                 (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
                 (CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4),
@@ -142,7 +142,7 @@ def test_causes(known: BypassEvidence, expected: list[tuple[CauseKind, str, int]
 
 def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
     known = evidence(
-        ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG), pods(BypassVerdict.NOT_ASKED, 1, SHARED)
+        ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG), pods(BypassVerdict.NOT_CALLED, 1, SHARED)
     )
 
     (cause,) = likely_causes(known)
@@ -151,9 +151,9 @@ def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
 
 
 def test_cause_names_the_scheduler_that_never_asks_and_no_other() -> None:
-    (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_ASKED, scheduler=BATCH)))
+    (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_CALLED, scheduler=BATCH)))
 
-    assert "schedulerName batch are" in cause.text
+    assert "schedulerName batch:" in cause.text
     assert DEFAULT not in cause.text
 
 
@@ -161,14 +161,14 @@ def test_cause_states_the_time_of_the_slowest_answer() -> None:
     (cause,) = likely_causes(evidence(LOST, lost_answers=2, slowest_seconds=3.456))
 
     assert "3.46 s" in cause.text
-    assert "2 questions" in cause.text
+    assert "2 answers" in cause.text
 
 
 @pytest.mark.parametrize(("count", "more"), [(5, ":"), (6, " and 1 more:"), (9, " and 4 more:")])
 def test_many_names_are_cut(count: int, more: str) -> None:
     names = [f"nvidia.com/mig-{number}" for number in range(count)]
 
-    (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 1, *names)))
+    (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 1, *names)))
 
     assert f"nvidia.com/mig-4{more}" in cause.text
 
@@ -179,18 +179,18 @@ A = Answers
 @pytest.mark.parametrize(
     ("answers", "verdict"),
     [
-        pytest.param(A.NONE, BypassVerdict.NOT_ASKED, id="never-asked"),
-        pytest.param(A.LEFT_SEVERAL | A.SCORED, BypassVerdict.ASKED, id="both-verbs"),
-        pytest.param(A.SCORED, BypassVerdict.ASKED, id="only-prioritize-is-asked"),
-        pytest.param(A.LEFT_ONE, BypassVerdict.ASKED, id="one-node-needs-no-scores"),
-        pytest.param(A.LEFT_SEVERAL, BypassVerdict.ASKED, id="another-extender-left-one"),
+        pytest.param(A.NONE, BypassVerdict.NOT_CALLED, id="never-asked"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORED, BypassVerdict.CALLED, id="both-verbs"),
+        pytest.param(A.SCORED, BypassVerdict.CALLED, id="only-prioritize-is-asked"),
+        pytest.param(A.LEFT_ONE, BypassVerdict.CALLED, id="one-node-needs-no-scores"),
+        pytest.param(A.LEFT_SEVERAL, BypassVerdict.CALLED, id="another-extender-left-one"),
         pytest.param(A.FILTER_LOST, BypassVerdict.ANSWER_LOST, id="filter-lost"),
         pytest.param(A.LEFT_SEVERAL | A.SCORES_LOST, BypassVerdict.ANSWER_LOST, id="scores-lost"),
-        pytest.param(A.FILTER_LOST | A.SCORED, BypassVerdict.ASKED, id="scores-made-up-for-it"),
-        pytest.param(A.REFUSED, BypassVerdict.NOT_ASKED, id="refused-and-bound"),
+        pytest.param(A.FILTER_LOST | A.SCORED, BypassVerdict.CALLED, id="scores-made-up-for-it"),
+        pytest.param(A.REFUSED, BypassVerdict.NOT_CALLED, id="refused-and-bound"),
         pytest.param(A.REFUSED | A.FILTER_LOST, BypassVerdict.ANSWER_LOST, id="lost-once-refused"),
-        pytest.param(A.REFUSED | A.LEFT_ONE, BypassVerdict.ASKED, id="asked-again-once-refused"),
-        pytest.param(A.SCORES_LOST | A.SCORED, BypassVerdict.ASKED, id="asked-again-once-lost"),
+        pytest.param(A.REFUSED | A.LEFT_ONE, BypassVerdict.CALLED, id="asked-again-once-refused"),
+        pytest.param(A.SCORES_LOST | A.SCORED, BypassVerdict.CALLED, id="asked-again-once-lost"),
     ],
 )
 def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:
@@ -199,4 +199,4 @@ def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:
 
 def test_scores_that_are_never_asked_for_are_missed_only_where_there_is_a_choice() -> None:
     assert judge(A.LEFT_SEVERAL, is_scoring=False) is BypassVerdict.NOT_SCORED
-    assert judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.ASKED
+    assert judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.CALLED

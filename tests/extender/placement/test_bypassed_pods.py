@@ -67,7 +67,7 @@ def test_series_of_a_scheduler_starts_at_zero(part: BindingWorld) -> None:
 def test_series_of_expected_schedulers_are_there_before_the_first_pod(
     settings: BypassSettings, expected: set[str]
 ) -> None:
-    (family,) = BindingWorld(settings).world.metrics.unasked.collect()
+    (family,) = BindingWorld(settings).world.metrics.bypassed.collect()
 
     assert {sample.labels["scheduler"] for sample in family.samples} == expected
     assert {sample.value for sample in family.samples} <= {0.0}

@@ -109,7 +109,7 @@ def test_log_names_an_example_and_the_likely_cause(
     assert (line.pods, line.example, line.scheduler) == (1, "team/p", DEFAULT)
     assert line.resources == [GPU]
     (cause,) = line.likely_causes
-    assert cause.startswith("extenders: kube-scheduler has never asked")
+    assert cause.startswith("extenders: kube-scheduler has never sent a request")
 
 
 def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(

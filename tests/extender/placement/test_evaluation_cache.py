@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from extender.core.decision import dirty_rows
 from extender.core.decision.evaluation import (
     Evaluation,
-    EvaluationRequest,
+    EvaluationInputs,
     device_requests,
     evaluate_for,
     evaluate_for_in_steps,
@@ -42,14 +42,14 @@ def columns(evaluation: Evaluation, rows: list[int]) -> list[list[object]]:
     return [getattr(evaluation, name)[rows].tolist() for name in COLUMNS]
 
 
-def from_scratch(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
+def from_scratch(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
     """Evaluate a pool from its rows, without any cache and without its arrays."""
     with_tenants = partial(
-        row_with_tenants, overlay=question.overlay, is_out=snapshot.telemetry.is_out
+        row_with_tenants, overlay=inputs.overlay, is_out=snapshot.telemetry.is_out
     )
     rows = tuple(map(with_tenants, pool.rows, pool.nodes))
     batch = batch_rows(rows, snapshot.telemetry, pool.batch.suspicion)
-    return evaluate_for(question, batch, snapshot.models, pool.seen)
+    return evaluate_for(inputs, batch, snapshot.models, pool.seen)
 
 
 class Histories(RuleBasedStateMachine):
@@ -170,17 +170,15 @@ class Histories(RuleBasedStateMachine):
             return
         for asked in REQUESTS:
             ((_, ask),) = device_requests(asked)
-            question = EvaluationRequest(
-                request=asked, ask=ask, policy=fleet.policy, overlay=overlay
-            )
-            cached = cache.evaluate(snapshot, pool, question)
+            inputs = EvaluationInputs(request=asked, ask=ask, policy=fleet.policy, overlay=overlay)
+            cached = cache.evaluate(snapshot, pool, inputs)
             # Device rows of removed nodes may belong to other nodes by now.
             shown = [
                 at
                 for at, node in enumerate(pool.nodes)
                 if set(pool.rows[at].slots) <= set(fleet.store.rows_on([node]).tolist())
             ]
-            assert columns(cached, shown) == columns(from_scratch(snapshot, pool, question), shown)
+            assert columns(cached, shown) == columns(from_scratch(snapshot, pool, inputs), shown)
 
 
 TestHistories = Histories.TestCase
@@ -202,9 +200,9 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     evaluate: Callable[..., Any] = evaluate_for_in_steps
 
-    def count(question: Any, batch: Any, *rest: Any) -> Any:
+    def count(inputs: Any, batch: Any, *rest: Any) -> Any:
         counted.append(len(batch))
-        return evaluate(question, batch, *rest)
+        return evaluate(inputs, batch, *rest)
 
     monkeypatch.setattr(dirty_rows, "evaluate_for_in_steps", count)
     return counted

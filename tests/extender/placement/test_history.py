@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from extender.core.decision.evaluation import EvaluationRequest
+from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.verdicts import gather
 from extender.core.policy import Policy
 from extender.core.steps import finish
@@ -27,9 +27,9 @@ NO_SIGNALS = ReportedSignals(times=(), origins=(), names=())
 
 def evidence(name: str) -> PlacedEvidence:
     snapshot = snapshot_of({name: node()})
-    question = EvaluationRequest(request=request(), ask=ask(), policy=Policy(), overlay={})
+    inputs = EvaluationInputs(request=request(), ask=ask(), policy=Policy(), overlay={})
     return PlacedEvidence(
-        evidence=gather(snapshot, snapshot.pools[GPU], question, [name]),
+        evidence=gather(snapshot, snapshot.pools[GPU], inputs, [name]),
         infos=(None,),
         sources=("",),
         age_seconds=np.array([np.nan]),

@@ -7,7 +7,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
 from extender.core.steps import finish
-from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
+from extender.placement.request_log import PRIORITIZE, AnsweredRequest
 from testkit.builders import GPU, request
 from testkit.cards import IDLE
 from testkit.judging import BindingWorld
@@ -31,7 +31,7 @@ def ask(part: BindingWorld, uid: str, verb: str = "filter") -> str:
     pod = PodRef(uid=uid, namespace="team", name="web-0")
     record = part.world.placer.place(verb, pod, request(), ("a", "b"))
     part.world.request_log.note(
-        AnsweredQuestion(verb=verb, uid=uid, key=pod.key, at=part.world.now, choices=2)
+        AnsweredRequest(verb=verb, uid=uid, key=pod.key, at=part.world.now, choices=2)
     )
     assert record.decision.best is not None
     return record.decision.best
@@ -171,7 +171,7 @@ def test_a_late_report_about_the_first_pod_counts_nowhere(part: BindingWorld) ->
     part.create(web(OLD))
     delete(part, OLD)
     part.world.request_log.take(
-        AnsweredQuestion(
+        AnsweredRequest(
             verb=PRIORITIZE,
             uid=OLD,
             key="team/web-0",

@@ -12,7 +12,7 @@ from extender.placement.request_log import (
     MAX_PATHS,
     PRIORITIZE,
     SILENCE_SECONDS,
-    AnsweredQuestion,
+    AnsweredRequest,
     BypassVerdict,
     RequestLog,
 )
@@ -28,9 +28,9 @@ def world() -> World:
     return world
 
 
-def question(
+def answered(
     world: World, verb: str = PRIORITIZE, *, node: str = "a", age: float = 0.0, **rest: Any
-) -> AnsweredQuestion:
+) -> AnsweredRequest:
     values: dict[str, Any] = {
         "uid": "uid-p",
         "key": "team/p",
@@ -38,7 +38,7 @@ def question(
         "resources": ((GPU, 1),),
         **rest,
     }
-    return AnsweredQuestion(verb=verb, node=node, at=world.now - age, **values)
+    return AnsweredRequest(verb=verb, node=node, at=world.now - age, **values)
 
 
 def assumed_on(world: World) -> str:
@@ -49,7 +49,7 @@ def assumed_on(world: World) -> str:
 def test_pod_that_another_replica_placed_counts_there() -> None:
     world = World()
 
-    world.request_log.take(question(world, memory_bytes=5))
+    world.request_log.take(answered(world, memory_bytes=5))
 
     known = world.fleet.ledger.get("uid-p")
     assert known is not None
@@ -59,8 +59,8 @@ def test_pod_that_another_replica_placed_counts_there() -> None:
 def test_a_resource_that_no_node_offers_counts_nowhere(world: World) -> None:
     world.fleet.snapshot()
 
-    world.request_log.take(question(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
-    world.request_log.take(question(world, uid="other", resources=(("nvidia.com/mig-9g.9gb", 1),)))
+    world.request_log.take(answered(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
+    world.request_log.take(answered(world, uid="other", resources=(("nvidia.com/mig-9g.9gb", 1),)))
 
     assert list(world.fleet.ledger.overlays(without="")) == [GPU]
     assert world.fleet.ledger.get("other") is None
@@ -69,7 +69,7 @@ def test_a_resource_that_no_node_offers_counts_nowhere(world: World) -> None:
 def test_it_expires_as_if_it_had_been_reported_at_once(world: World) -> None:
     tentative_seconds = world.policy.assumed.tentative_seconds
 
-    world.request_log.take(question(world, age=10.0))
+    world.request_log.take(answered(world, age=10.0))
 
     known = world.fleet.ledger.get("uid-p")
     assert known is not None
@@ -77,47 +77,47 @@ def test_it_expires_as_if_it_had_been_reported_at_once(world: World) -> None:
 
 
 def test_a_record_that_arrives_too_late_counts_nowhere(world: World) -> None:
-    world.request_log.take(question(world, age=world.policy.assumed.tentative_seconds))
+    world.request_log.take(answered(world, age=world.policy.assumed.tentative_seconds))
 
     assert assumed_on(world) == ""
 
 
 def test_older_word_does_not_override_a_newer_one(world: World) -> None:
-    world.request_log.take(question(world, node="b", age=1.0))
-    world.request_log.take(question(world, node="a", age=5.0))
+    world.request_log.take(answered(world, node="b", age=1.0))
+    world.request_log.take(answered(world, node="a", age=5.0))
 
     assert assumed_on(world) == "b"
     assert world.request_log.answered_at("uid-p") == world.request_log.last_at == world.now - 1.0
 
 
 def test_filter_that_looks_a_little_newer_does_not_override_prioritize(world: World) -> None:
-    world.request_log.note(question(world, PRIORITIZE, node="b", age=0.02))
-    world.request_log.take(question(world, PRIORITIZE, node="b", age=0.02))
-    world.request_log.take(question(world, FILTER, node="a", age=0.0))
+    world.request_log.note(answered(world, PRIORITIZE, node="b", age=0.02))
+    world.request_log.take(answered(world, PRIORITIZE, node="b", age=0.02))
+    world.request_log.take(answered(world, FILTER, node="a", age=0.0))
 
     assert assumed_on(world) == "b"
 
 
 @pytest.mark.parametrize("before", [5.0, 0.1])
 def test_filter_of_the_next_attempt_overrides_prioritize(world: World, before: float) -> None:
-    world.request_log.note(question(world, PRIORITIZE, node="b", age=before))
-    world.request_log.take(question(world, PRIORITIZE, node="b", age=before))
-    world.request_log.take(question(world, FILTER, node="a"))
+    world.request_log.note(answered(world, PRIORITIZE, node="b", age=before))
+    world.request_log.take(answered(world, PRIORITIZE, node="b", age=before))
+    world.request_log.take(answered(world, FILTER, node="a"))
 
     assert assumed_on(world) == "a"
     assert world.request_log.is_elsewhere("uid-p")
 
 
 def test_pod_without_a_node_counts_nowhere(world: World) -> None:
-    world.request_log.take(question(world, age=5.0))
-    world.request_log.take(question(world, node=""))
+    world.request_log.take(answered(world, age=5.0))
+    world.request_log.take(answered(world, node=""))
 
     assert assumed_on(world) == ""
 
 
 def test_pod_that_nothing_was_decided_about_stays_where_it_counts(world: World) -> None:
-    world.request_log.take(question(world, age=5.0))
-    world.request_log.take(question(world, node="", resources=()))
+    world.request_log.take(answered(world, age=5.0))
+    world.request_log.take(answered(world, node="", resources=()))
 
     assert assumed_on(world) == "a"
 
@@ -125,7 +125,7 @@ def test_pod_that_nothing_was_decided_about_stays_where_it_counts(world: World) 
 def test_pod_that_is_bound_is_assumed_nowhere(world: World) -> None:
     world.add_pod("p", "b")
 
-    world.request_log.take(question(world))
+    world.request_log.take(answered(world))
 
     assert assumed_on(world) == ""
 
@@ -140,7 +140,7 @@ def test_a_pod_that_another_replica_then_refused_is_assumed_nowhere(world: World
         message="0/2 nodes are available",
     )
     world.fleet.apply_pod(waiting)
-    world.request_log.take(question(world))
+    world.request_log.take(answered(world))
 
     world.fleet.apply_pod(replace(waiting, memory_bytes=1))
     assert assumed_on(world) == "a"
@@ -154,7 +154,7 @@ def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_cho
     waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
     world.fleet.apply_pod(replace(waiting, nominated_node="b"))
 
-    world.request_log.take(question(world))
+    world.request_log.take(answered(world))
 
     assert assumed_on(world) == "b"
 
@@ -163,29 +163,29 @@ def test_own_questions_are_reported_and_others_are_not(world: World) -> None:
     reported: list[str] = []
     world.request_log.answered.subscribe(lambda it: reported.append(it.uid))
 
-    world.request_log.note(question(world, uid="own"))
-    world.request_log.take(question(world, uid="others"))
-    world.request_log.note(question(world, uid=""))
+    world.request_log.note(answered(world, uid="own"))
+    world.request_log.take(answered(world, uid="others"))
+    world.request_log.note(answered(world, uid=""))
 
     assert reported == ["own"]
 
 
 def test_questions_of_others_count_as_asked(world: World) -> None:
-    world.request_log.take(question(world))
+    world.request_log.take(answered(world))
 
-    assert world.request_log.verdict("uid-p") is BypassVerdict.ASKED
-    assert world.request_log.verdict("uid-q") is BypassVerdict.NOT_ASKED
+    assert world.request_log.verdict("uid-p") is BypassVerdict.CALLED
+    assert world.request_log.verdict("uid-q") is BypassVerdict.NOT_CALLED
 
 
 def test_requests_are_forgotten_once_no_binding_can_follow(world: World) -> None:
-    world.request_log.note(question(world, uid="old"))
+    world.request_log.note(answered(world, uid="old"))
     world.now += KEPT_SECONDS - 1
-    world.request_log.note(question(world, uid="new"))
+    world.request_log.note(answered(world, uid="new"))
     world.now += 1
     world.request_log.expire()
 
-    assert world.request_log.verdict("old") is BypassVerdict.NOT_ASKED
-    assert world.request_log.verdict("new") is not BypassVerdict.NOT_ASKED
+    assert world.request_log.verdict("old") is BypassVerdict.NOT_CALLED
+    assert world.request_log.verdict("new") is not BypassVerdict.NOT_CALLED
     assert len(world.request_log) == 1
     assert world.request_log.forgotten_until == world.now - KEPT_SECONDS
 
@@ -198,24 +198,24 @@ LOST = {"verb": PRIORITIZE, "is_lost": True}
 def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
     world: World, ill: dict[str, Any]
 ) -> None:
-    world.request_log.take(question(world, age=-0.3, **ill))
-    world.request_log.note(question(world, FILTER, choices=1))
+    world.request_log.take(answered(world, age=-0.3, **ill))
+    world.request_log.note(answered(world, FILTER, choices=1))
 
-    assert world.request_log.verdict("uid-p") is BypassVerdict.ASKED
+    assert world.request_log.verdict("uid-p") is BypassVerdict.CALLED
 
 
 @pytest.mark.parametrize(
     ("ill", "expected"),
     [
-        pytest.param(REFUSED, BypassVerdict.NOT_ASKED, id="refused"),
+        pytest.param(REFUSED, BypassVerdict.NOT_CALLED, id="refused"),
         pytest.param(LOST, BypassVerdict.ANSWER_LOST, id="lost"),
     ],
 )
 def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
     world: World, ill: dict[str, Any], expected: BypassVerdict
 ) -> None:
-    world.request_log.take(question(world, age=5.0, **ill))
-    world.request_log.note(question(world, **ill))
+    world.request_log.take(answered(world, age=5.0, **ill))
+    world.request_log.note(answered(world, **ill))
 
     assert world.request_log.verdict("uid-p") is expected
 
@@ -226,12 +226,12 @@ def test_the_log_is_bounded_and_knows_the_start_of_its_records(world: World) -> 
     )
     first_at = world.now
     for number in range(3):
-        request_log.note(question(world, uid=str(number)))
+        request_log.note(answered(world, uid=str(number)))
         world.now += 1
 
     assert len(request_log) == 2
     assert request_log.forgotten_until == first_at
-    assert request_log.verdict("0") is BypassVerdict.NOT_ASKED
+    assert request_log.verdict("0") is BypassVerdict.NOT_CALLED
 
 
 def test_incidents_count_until_a_long_time_without_any(world: World) -> None:

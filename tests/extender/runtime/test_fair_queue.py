@@ -70,7 +70,7 @@ async def test_a_caller_with_too_many_waiting_requests_gets_an_error_and_others_
     tasks = [asyncio.create_task(many.ask("greedy")) for _ in range(3)]
     await asyncio.sleep(0)
 
-    with pytest.raises(BusyError, match="2 questions of the same caller"):
+    with pytest.raises(BusyError, match="2 requests of the same caller"):
         await many.ask("greedy")
     tasks.append(asyncio.create_task(many.ask("modest")))
     await asyncio.sleep(0)

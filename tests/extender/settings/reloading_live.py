@@ -78,8 +78,8 @@ class Live:
         return answer
 
     async def _ask(self, verb: str, pod: JsonObject, nodes: Sequence[str]) -> Any:
-        question = orjson.dumps({"Pod": pod, "Nodes": None, "NodeNames": nodes})
-        async with self.session.post(f"{self.url}/{verb}", data=io.BytesIO(question)) as answer:
+        request = orjson.dumps({"Pod": pod, "Nodes": None, "NodeNames": nodes})
+        async with self.session.post(f"{self.url}/{verb}", data=io.BytesIO(request)) as answer:
             self.statuses.add(answer.status)
             return await answer.json()
 

@@ -73,7 +73,7 @@ def read_pod(raw: Mapping[str, object]) -> object:
     return reduce_pod(raw, NAMES, early_seconds=60.0)
 
 
-def read_question(raw: Mapping[str, object]) -> object:
+def read_request(raw: Mapping[str, object]) -> object:
     pod = restore_case(dict(raw), POD)
     return parse_request(pod, resources=NAMES, defaults=Policy())
 
@@ -115,7 +115,7 @@ def read_review(raw: Mapping[str, object]) -> object:
     ("sample", "read"),
     [
         pytest.param(POD_OBJECT, read_pod, id="pod"),
-        pytest.param(POD_OBJECT, read_question, id="question"),
+        pytest.param(POD_OBJECT, read_request, id="request"),
         pytest.param(POD_OBJECT, lambda raw: reduce_exporter(raw, ("dcgm",)), id="exporter"),
         pytest.param(WAITING_OBJECT, read_pod, id="waiting pod"),
         pytest.param(WAITING_OBJECT, read_wishes, id="wishes"),

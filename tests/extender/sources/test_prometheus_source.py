@@ -312,7 +312,7 @@ async def test_a_late_worker_is_killed_and_the_next_request_is_answered(
     fake: FakePrometheus,
 ) -> None:
     worker = WorkerProcess(Prometheus(url=fake.url, timeout_seconds=60))
-    question = {
+    request = {
         "now": time.time(),
         "nodes": {"names": ["gpu-1"], "addresses": {}, "exporter_pods": {}},
     }
@@ -324,12 +324,12 @@ async def test_a_late_worker_is_killed_and_the_next_request_is_answered(
 
     fake.handler = handler
     with pytest.raises(WorkerError, match="no answer within 3 s"):
-        await worker.send(question, 3)
+        await worker.send(request, 3)
     was_running = worker.is_running
     over.set()
     fake.handler = None
 
-    answer = await worker.send(question, DEADLINE_SECONDS)
+    answer = await worker.send(request, DEADLINE_SECONDS)
 
     await worker.stop()
     assert not was_running

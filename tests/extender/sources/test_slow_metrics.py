@@ -152,6 +152,6 @@ async def test_a_collector_returns_faults_and_sizes_with_fewer_queries(
 
     assert found == [[0], [79], [0], [0, 0]]
     assert state.value(Signal.MEMORY_TOTAL, "GPU-2") == 1 << 20
-    sizes = [question for question in fake.queries if "FB_TOTAL" in question]
+    sizes = [request for request in fake.queries if "FB_TOTAL" in request]
     assert len(sizes) == 2  # the first round, and the one with a new device
-    assert any("XID_ERRORS{} > 0" in question for question in fake.queries)
+    assert any("XID_ERRORS{} > 0" in request for request in fake.queries)

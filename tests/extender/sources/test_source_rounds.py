@@ -9,7 +9,7 @@ from testkit.prometheus.fake import FakePrometheus, Series, util
 
 def devices_questions(fake: FakePrometheus) -> int:
     """Return the number of queries for the devices."""
-    return sum("modelName" in question for question in fake.queries)
+    return sum("modelName" in request for request in fake.queries)
 
 
 async def test_only_the_ages_of_known_devices_are_queried(fake: FakePrometheus) -> None:

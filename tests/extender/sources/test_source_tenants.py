@@ -60,7 +60,7 @@ async def test_exporters_with_the_usual_name_are_not_in_the_answer(
 
     await CollectorState(fake.url).round(NOW)
 
-    (plain,) = (question for question in fake.queries if 'exported_pod=""' in question)
+    (plain,) = (request for request in fake.queries if 'exported_pod=""' in request)
     assert fake.evaluate(plain, fake.clock()) == []
 
 

@@ -59,14 +59,14 @@ def send(port: int, body: bytes) -> socket.socket:
     return client
 
 
-QUESTION = orjson.dumps(names_request("idle-a", "idle-b"))
+REQUEST = orjson.dumps(names_request("idle-a", "idle-b"))
 
 
 async def test_an_answer_to_a_client_that_gave_up_is_lost(
     served: tuple[World, int, Patience],
 ) -> None:
     world, port, patience = served
-    client = send(port, QUESTION)
+    client = send(port, REQUEST)
     patience.gives_up = client.close
 
     await eventually(lambda: len(world.request_log))
@@ -80,7 +80,7 @@ async def test_an_answer_to_a_waiting_client_is_not_lost(
     served: tuple[World, int, Patience],
 ) -> None:
     world, port, _ = served
-    client = send(port, QUESTION)
+    client = send(port, REQUEST)
 
     await eventually(lambda: len(world.request_log))
 
@@ -121,7 +121,7 @@ async def test_every_answered_request_is_logged(
     await ask(client, verb, names_request("idle-a", asker=asker))
 
     await eventually(lambda: len(world.request_log))
-    assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
+    assert world.request_log.verdict("uid-asker") is BypassVerdict.CALLED
 
 
 async def test_a_shortlist_of_one_node_leaves_nothing_to_score(
@@ -133,7 +133,7 @@ async def test_a_shortlist_of_one_node_leaves_nothing_to_score(
     await ask(client, "filter", names_request("idle-a", "idle-b"))
 
     await eventually(lambda: len(world.request_log))
-    assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
+    assert world.request_log.verdict("uid-asker") is BypassVerdict.CALLED
 
 
 async def test_an_unreadable_request_is_logged_as_unreadable(world: World, client: Client) -> None:
@@ -149,7 +149,7 @@ async def test_a_request_with_an_internal_fault_is_logged(world: World) -> None:
     def fail() -> bool:
         raise RuntimeError("broken")
 
-    _, response = await replace(world.webhooks(), is_ready=fail).filter(QUESTION)
+    _, response = await replace(world.webhooks(), is_ready=fail).filter(REQUEST)
 
     assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-asker"
 

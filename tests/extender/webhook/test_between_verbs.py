@@ -18,8 +18,8 @@ async def place(client: Client, between: Callable[[], None]) -> str:
     """Send filter and prioritize; return the best node."""
     answer = await ask(client, "filter", {"Pod": pod(), "NodeNames": NODES})
     between()
-    question = {"Pod": pod(), "NodeNames": answer["NodeNames"]}
-    scores = scores_of(await ask(client, "prioritize", question))
+    request = {"Pod": pod(), "NodeNames": answer["NodeNames"]}
+    scores = scores_of(await ask(client, "prioritize", request))
     return max(scores, key=scores.__getitem__)
 
 
@@ -53,16 +53,16 @@ async def test_details_of_filter_are_recorded_after_the_time_for_prioritize_or_w
     world: World,
 ) -> None:
     webhooks = world.webhooks()
-    question = orjson.dumps({"Pod": pod(), "NodeNames": NODES})
-    await webhooks.filter(question)
+    request = orjson.dumps({"Pod": pod(), "NodeNames": NODES})
+    await webhooks.filter(request)
     (first,) = world.history
     await asyncio.sleep(0.9 * BETWEEN_VERBS_SECONDS)
     assert not first.evidence
     await asyncio.sleep(0.2 * BETWEEN_VERBS_SECONDS)
     assert first.evidence
 
-    await webhooks.filter(question)
-    await webhooks.prioritize(question)
+    await webhooks.filter(request)
+    await webhooks.prioritize(request)
     await asyncio.sleep(0.01 * BETWEEN_VERBS_SECONDS)
 
     assert all(record.evidence for record in world.history)

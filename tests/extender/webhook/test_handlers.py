@@ -75,10 +75,10 @@ async def test_filter_passes_an_unknown_node(client: Client) -> None:
 async def test_filter_passes_all_nodes_for_a_pod_without_gpus(
     client: Client, asker: object
 ) -> None:
-    question = names_request("dead", "idle-a") | {"Pod": asker}
+    request = names_request("dead", "idle-a") | {"Pod": asker}
 
-    assert (await ask(client, "filter", question))["NodeNames"] == ["dead", "idle-a"]
-    assert scores_of(await ask(client, "prioritize", question)) == {"dead": 0, "idle-a": 0}
+    assert (await ask(client, "filter", request))["NodeNames"] == ["dead", "idle-a"]
+    assert scores_of(await ask(client, "prioritize", request)) == {"dead": 0, "idle-a": 0}
 
 
 async def test_everything_passes_until_the_inventory_is_complete(
@@ -145,9 +145,9 @@ async def test_equal_malformed_requests_are_logged_once(
 async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
     world: World, client: Client
 ) -> None:
-    question = names_request("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
+    request = names_request("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
 
-    answer = await ask(client, "filter", question)
+    answer = await ask(client, "filter", request)
 
     assert answer["NodeNames"] == ["idle-a"]
     assert [problem.annotation for problem in world.problems] == [
@@ -163,9 +163,9 @@ async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
 
 
 async def test_prioritize_ranks_idle_before_busy_and_one_node_highest(client: Client) -> None:
-    question = names_request("busy", "idle-b", "idle-a", "dead", "unknown")
+    request = names_request("busy", "idle-b", "idle-a", "dead", "unknown")
 
-    scores = scores_of(await ask(client, "prioritize", question))
+    scores = scores_of(await ask(client, "prioritize", request))
 
     assert list(scores) == ["busy", "idle-b", "idle-a", "dead", "unknown"]
     assert scores["idle-a"] == 400
@@ -203,9 +203,9 @@ async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) 
 async def test_preempt_keeps_acceptable_candidates_and_returns_victims_unchanged(
     client: Client,
 ) -> None:
-    question = {"Pod": pod(), **meta("busy", "dead", "idle-a", "unknown")}
+    request = {"Pod": pod(), **meta("busy", "dead", "idle-a", "unknown")}
 
-    answer = await ask(client, "preempt", question)
+    answer = await ask(client, "preempt", request)
 
     expected = {"Pods": [{"UID": "uid-holder-0"}], "NumPDBViolations": 1}
     assert answer == {
@@ -246,12 +246,12 @@ async def test_preempt_never_returns_a_candidate_without_victims(
 ) -> None:
     with_victims = meta("busy")["NodeNameToMetaVictims"]
     assert isinstance(with_victims, dict)
-    question = {
+    request = {
         "Pod": asker,
         "NodeNameToMetaVictims": {"idle-a": {"Pods": []}, "idle-b": None, **with_victims},
     }
 
-    answer = await ask(client, "preempt", question)
+    answer = await ask(client, "preempt", request)
 
     assert list(answer["NodeNameToMetaVictims"]) == ["busy"]
 
@@ -266,9 +266,9 @@ async def test_preempt_keeps_all_candidates_for_a_pod_without_gpus(
 
 
 async def test_no_pod_is_evicted_for_a_pod_that_waits_for_load_alone(client: Client) -> None:
-    question = {"Pod": pod(require_idle="true"), **meta("busy", "never-seen")}
+    request = {"Pod": pod(require_idle="true"), **meta("busy", "never-seen")}
 
-    assert await ask(client, "preempt", question) == {"NodeNameToMetaVictims": {}}
+    assert await ask(client, "preempt", request) == {"NodeNameToMetaVictims": {}}
 
 
 async def test_requests_are_counted_and_timed_by_verb_and_outcome(

@@ -72,7 +72,7 @@ async def test_a_fault_before_the_candidates_are_known_fails_the_call_with_an_er
     def fail(_: bytes) -> wire.ExtenderRequest:
         raise RuntimeError("cannot decode")
 
-    monkeypatch.setattr(wire, "decode_question", fail)
+    monkeypatch.setattr(wire, "decode_request", fail)
 
     answer = await ask(client, "filter", names_request("idle-a"))
 
@@ -84,9 +84,9 @@ async def test_a_fault_before_the_candidates_are_known_fails_the_call_with_an_er
 async def test_a_fault_elsewhere_is_answered_500_without_a_traceback(
     world: World, broken: Client, verb: str
 ) -> None:
-    question = names_request("busy") | meta("busy")
+    request = names_request("busy") | meta("busy")
 
-    response = await broken.post(f"/{verb}", data=json.dumps(question))
+    response = await broken.post(f"/{verb}", data=json.dumps(request))
 
     assert response.status == 500
     assert await response.json() == {"Error": "internal error: see the extender's log"}
@@ -247,7 +247,7 @@ JSON = st.recursive(
     ),
     max_leaves=15,
 )
-QUESTIONS = st.fixed_dictionaries(
+REQUESTS = st.fixed_dictionaries(
     {},
     optional={
         "Pod": JSON | st.builds(pod, gpus=st.sampled_from([1, 2, 10**30]), x=st.text(max_size=3)),
@@ -260,7 +260,7 @@ QUESTIONS = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from(VERBS), QUESTIONS.map(msgspec.json.encode) | st.binary(max_size=40))
+@given(st.sampled_from(VERBS), REQUESTS.map(msgspec.json.encode) | st.binary(max_size=40))
 @settings(
     max_examples=150,
     deadline=None,

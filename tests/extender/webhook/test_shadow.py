@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredRequest
 from testkit.cards import BUSY, IDLE
 from testkit.webhook_requests import (
     Client,
@@ -43,11 +43,11 @@ async def test_filter_passes_every_candidate_in_the_order_of_the_request(
 
 
 async def test_filter_answers_whole_nodes_with_whole_nodes(shadow: Client) -> None:
-    question = objects_request(*NODES)
+    request = objects_request(*NODES)
 
-    answer = await ask(shadow, "filter", question)
+    answer = await ask(shadow, "filter", request)
 
-    assert answer["Nodes"]["items"] == question["Nodes"]["items"]  # type: ignore[index] # an object
+    assert answer["Nodes"]["items"] == request["Nodes"]["items"]  # type: ignore[index] # an object
     assert answer["NodeNames"] is None
 
 
@@ -62,18 +62,18 @@ async def test_prioritize_gives_no_scores_at_all(shadow: Client, world: World) -
 async def test_a_pod_that_requires_idle_gpus_passes_everywhere(
     shadow: Client, world: World
 ) -> None:
-    question = names_request("busy", asker=pod(require_idle="true"))
+    request = names_request("busy", asker=pod(require_idle="true"))
 
-    assert (await ask(shadow, "filter", question))["NodeNames"] == ["busy"]
+    assert (await ask(shadow, "filter", request))["NodeNames"] == ["busy"]
     (record,) = world.history
     assert record.decision.best is None
     assert not record.leaves_none
 
 
 async def test_preempt_returns_all_candidates(shadow: Client) -> None:
-    question = {"Pod": pod(), **meta(*NODES)}
+    request = {"Pod": pod(), **meta(*NODES)}
 
-    assert await ask(shadow, "preempt", question) == meta(*NODES)
+    assert await ask(shadow, "preempt", request) == meta(*NODES)
 
 
 async def test_a_pod_counts_only_from_its_binding(shadow: Client, world: World) -> None:
@@ -107,7 +107,7 @@ async def test_an_earlier_assumption_is_dropped_with_the_next_request_for_the_po
 
 
 async def test_peers_receive_no_node_to_count_the_pod_on(shadow: Client, world: World) -> None:
-    published: list[AnsweredQuestion] = []
+    published: list[AnsweredRequest] = []
     world.request_log.answered.subscribe(published.append)
 
     await ask(shadow, "filter", names_request(*NODES))

@@ -22,12 +22,12 @@ def decided(codes: list[Code], scores: list[float]) -> tuple[wire.ExtenderReques
         scores=np.array(scores),
         order=np.array(sorted(passing, key=lambda at: (-scores[at], at)), dtype=np.intp),
     )
-    return wire.decode_question(json.dumps({"NodeNames": names}).encode()), decision
+    return wire.decode_request(json.dumps({"NodeNames": names}).encode()), decision
 
 
 def answered(codes: list[Code], scores: list[float], shortlist: int) -> dict[str, object]:
-    question, decision = decided(codes, scores)
-    answer = json.loads(wire.encode_filter(question, decision, shortlist))
+    request, decision = decided(codes, scores)
+    answer = json.loads(wire.encode_filter(request, decision, shortlist))
     assert isinstance(answer, dict)
     return answer
 
@@ -74,9 +74,9 @@ def test_a_pod_that_some_node_would_take_is_never_left_without_one(
 ) -> None:
     codes = [code for code, _ in verdicts]
     scores = [units / UNITS for _, units in verdicts]
-    question, decision = decided(codes, scores)
+    request, decision = decided(codes, scores)
 
-    answer = wire.encode_filter(question, decision, shortlist, has_preferences=has_preferences)
+    answer = wire.encode_filter(request, decision, shortlist, has_preferences=has_preferences)
     named = json.loads(answer)["NodeNames"]
 
     assert bool(named) == (Code.PASSES in codes)

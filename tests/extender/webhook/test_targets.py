@@ -185,9 +185,9 @@ async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeC
     for name in ("a", "b"):
         world.register_node(name)
     client = await aiohttp_client(world.build_app())
-    question = names_request("a", "b", asker=pod(target="b"))
+    request = names_request("a", "b", asker=pod(target="b"))
 
-    answer = await ask(client, "filter", question)
+    answer = await ask(client, "filter", request)
 
     assert answer["NodeNames"] == ["b"]
     assert answer["FailedAndUnresolvableNodes"] == {"a": NOT_TARGET}
@@ -221,9 +221,9 @@ async def test_no_pod_is_evicted_from_a_node_that_is_not_the_target(
         world.add_pod(f"holder-{name}", name, gpus=2)
     client = await aiohttp_client(world.build_app())
     victims = meta("a", "b", uids=("uid-holder-a", "uid-holder-b"))
-    question = {"Pod": pod(target="b;gone"), **victims}
+    request = {"Pod": pod(target="b;gone"), **victims}
 
-    answer = await ask(client, "preempt", question)
+    answer = await ask(client, "preempt", request)
 
     assert list(answer["NodeNameToMetaVictims"]) == ["b"]
 
@@ -233,8 +233,8 @@ async def test_a_target_is_binding_while_the_inventory_is_incomplete(
 ) -> None:
     world = World(is_ready=False)
     client = await aiohttp_client(world.build_app())
-    question = names_request("a", "b", asker=pod(target="b"))
+    request = names_request("a", "b", asker=pod(target="b"))
 
-    answer = await ask(client, "filter", question)
+    answer = await ask(client, "filter", request)
 
     assert answer["NodeNames"] == ["b"]

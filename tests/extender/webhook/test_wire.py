@@ -18,7 +18,7 @@ NAMED = b'{"metadata":{"name":"p"}}'
 
 
 def decode(document: object) -> wire.ExtenderRequest:
-    return wire.decode_question(json.dumps(document).encode())
+    return wire.decode_request(json.dumps(document).encode())
 
 
 def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
@@ -45,11 +45,11 @@ def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
     ids=["as-go-writes-it", "twice", "twice-in-another-case", "escaped", "nested", "in-a-string"],
 )
 def test_decoded_names_equal_those_of_the_request(body: bytes, names: list[str], pod: str) -> None:
-    question = wire.decode_question(body)
+    request = wire.decode_request(body)
 
-    assert list(question.nodes) == names
-    assert isinstance(question.pod, dict)
-    metadata = question.pod["metadata"]
+    assert list(request.nodes) == names
+    assert isinstance(request.pod, dict)
+    metadata = request.pod["metadata"]
     assert isinstance(metadata, dict)
     assert metadata["name"] == pod
 
@@ -62,11 +62,11 @@ def test_indexed_names_are_decoded_to_numbers() -> None:
     body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (NAMED, json.dumps(NODES[::-1]).encode())
     body = body.replace(b", ", b",")
 
-    question, without = wire.decode_question(body, ROLL), wire.decode_question(body)
+    request, without = wire.decode_request(body, ROLL), wire.decode_request(body)
 
-    assert isinstance(question.nodes, NamesAt)
-    assert list(question.nodes) == list(without.nodes) == NODES[::-1]
-    assert question.pod == without.pod
+    assert isinstance(request.nodes, NamesAt)
+    assert list(request.nodes) == list(without.nodes) == NODES[::-1]
+    assert request.pod == without.pod
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_partly_unknown_names_are_decoded_as_without_the_index(
 ) -> None:
     body = json.dumps({"Pod": None, "NodeNames": names}, separators=(",", ":")).encode()
 
-    assert list(wire.decode_question(body, ROLL).nodes) == expected
-    assert list(wire.decode_question(body).nodes) == expected
+    assert list(wire.decode_request(body, ROLL).nodes) == expected
+    assert list(wire.decode_request(body).nodes) == expected
 
 
 def test_whole_nodes_are_decoded_without_names() -> None:
     body = b'{"Pod":null,"Nodes":{"items":[{"metadata":{"name":"a"}}]},"NodeNames":[]}'
 
-    question = wire.decode_question(body, ROLL)
+    request = wire.decode_request(body, ROLL)
 
-    assert list(question.nodes) == ["a"]
-    assert question.node_objects is not None
+    assert list(request.nodes) == ["a"]
+    assert request.node_objects is not None
 
 
 @pytest.mark.parametrize("end", [b'"', b"7", b'"a" "b"', b'"a",'])
@@ -103,7 +103,7 @@ def test_a_malformed_list_of_indexed_names_is_refused(end: bytes) -> None:
 
     for node_index in (ROLL, NodeIndex((), {})):
         with pytest.raises(WireError, match=r"NodeNames|not JSON"):
-            wire.decode_question(body, node_index)
+            wire.decode_request(body, node_index)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_malformed_list_of_indexed_names_is_refused(end: bytes) -> None:
 )
 def test_malformed_fields_before_the_names_are_refused(body: bytes) -> None:
     with pytest.raises(WireError, match="not JSON"):
-        wire.decode_question(body)
+        wire.decode_request(body)
 
 
 @pytest.mark.parametrize(
@@ -126,20 +126,20 @@ def test_malformed_fields_before_the_names_are_refused(body: bytes) -> None:
     ],
 )
 def test_a_request_without_candidates_has_no_names(document: object) -> None:
-    question = decode(document)
+    request = decode(document)
 
-    assert question.nodes == ()
-    assert question.node_objects is None
+    assert request.nodes == ()
+    assert request.node_objects is None
 
 
 @pytest.mark.parametrize(
     "node_list", [{}, {"items": None}, {"items": []}, {"metadata": {}, "Items": []}]
 )
 def test_an_empty_node_list_keeps_the_form_of_whole_nodes(node_list: object) -> None:
-    question = decode({"Nodes": node_list})
+    request = decode({"Nodes": node_list})
 
-    assert question.nodes == ()
-    assert question.node_objects == ()
+    assert request.nodes == ()
+    assert request.node_objects == ()
 
 
 @pytest.mark.parametrize("key", ["NodeNames", "nodenames", "NODENAMES", "NodeName\u017f"])
@@ -183,11 +183,11 @@ def test_a_repeated_node_counts_once() -> None:
     assert decode({"NodeNames": ["b", "a", "b"]}).nodes == ("b", "a")
 
     nodes = [{"metadata": {"name": name, "uid": str(at)}} for at, name in enumerate("bab")]
-    question = decode({"Nodes": {"items": nodes}})
+    request = decode({"Nodes": {"items": nodes}})
 
-    assert question.nodes == ("b", "a")
-    assert question.node_objects is not None
-    assert [json.loads(bytes(node))["metadata"]["uid"] for node in question.node_objects] == [
+    assert request.nodes == ("b", "a")
+    assert request.node_objects is not None
+    assert [json.loads(bytes(node))["metadata"]["uid"] for node in request.node_objects] == [
         "0",
         "1",
     ]
@@ -256,7 +256,7 @@ def test_a_node_without_a_name_has_the_empty_name_as_in_go(document: object) -> 
 )
 def test_the_error_of_a_malformed_request_names_the_place(body: bytes, message: str) -> None:
     with pytest.raises(WireError) as caught:
-        wire.decode_question(body)
+        wire.decode_request(body)
 
     assert str(caught.value).startswith("cannot read ExtenderArgs: $")
     assert message in str(caught.value)
@@ -278,49 +278,49 @@ MANY = {str(number): "1" for number in range(1001)}
     ("decode_any", "body", "message"),
     [
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             json.dumps({"Nodes": {"items": [{}] * 20_001}}).encode(),
             "$.Nodes.items has 20001 entries, must be at most 20000",
             id="nodes",
         ),
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             json.dumps({"NodeNames": ["a"] * 20_001}).encode(),
             "$.NodeNames has 20001 entries",
             id="names",
         ),
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             json.dumps({"Pod": {}, "NodeNames": [None] * 20_001}).encode(),
             "$.NodeNames has 20001 entries",
             id="null-names",
         ),
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             msgspec.json.encode({"Pod": {}, "NodeNames": [str(at) for at in range(20_001)]}),
             "$.NodeNames has 20001 entries",
             id="names-as-go-writes-them",
         ),
         pytest.param(
-            wire.decode_question, json.dumps(MANY).encode(), "an object of 1001 fields", id="fields"
+            wire.decode_request, json.dumps(MANY).encode(), "an object of 1001 fields", id="fields"
         ),
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             of_pod(containers=[{}] * 501, initContainers=[{}] * 500),
             "$.Pod has 1001 containers: must be at most 1000",
             id="containers",
         ),
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             of_pod(Containers=[{}] * 1001),
             "a list of 1001 items: must be at most 1000",
             id="containers-in-another-case",
         ),
         pytest.param(
-            wire.decode_question, of_pod(**MANY), "an object of 1001 fields", id="fields-of-a-pod"
+            wire.decode_request, of_pod(**MANY), "an object of 1001 fields", id="fields-of-a-pod"
         ),
         pytest.param(
-            wire.decode_question,
+            wire.decode_request,
             of_pod(containers=[{"resources": {"limits": MANY}}] * 5),
             "$.Pod has 5005 limits and requests: must be at most 5000",
             id="quantities",
@@ -350,9 +350,9 @@ def test_a_request_with_more_nodes_than_any_cluster_is_refused(
 @pytest.mark.parametrize(
     ("decode_any", "form"),
     [
-        pytest.param(wire.decode_question, b'{"Nodes":{"items":[%b]}}', id="nodes"),
-        pytest.param(wire.decode_question, b'{"Pod":{},"NodeNames":[%b]}', id="names"),
-        pytest.param(wire.decode_question, b'{"Pod":{"spec":[%b]}}', id="pod"),
+        pytest.param(wire.decode_request, b'{"Nodes":{"items":[%b]}}', id="nodes"),
+        pytest.param(wire.decode_request, b'{"Pod":{},"NodeNames":[%b]}', id="names"),
+        pytest.param(wire.decode_request, b'{"Pod":{"spec":[%b]}}', id="pod"),
         pytest.param(
             wire.decode_preemption, b'{"NodeNameToMetaVictims":{"a":{"Pods":[%b]}}}', id="victims"
         ),
@@ -370,7 +370,7 @@ def test_a_request_with_too_many_values_is_not_decoded(
 def test_requests_may_be_larger_in_a_larger_cluster() -> None:
     body = json.dumps({"Nodes": {"items": [{"metadata": {"name": "a"}}] * 20_001}}).encode()
 
-    assert wire.decode_question(body, known=10_001).nodes == ("a",)
+    assert wire.decode_request(body, known=10_001).nodes == ("a",)
 
 
 # --- preemption -----------------------------------------------------------------------------------
@@ -491,13 +491,13 @@ def test_any_json_is_decoded_or_refused(document: object) -> None:
     body = msgspec.json.encode(document)
 
     try:
-        question = wire.decode_question(body)
+        request = wire.decode_request(body)
     except WireError:
         pass
     else:
-        answer = json.loads(wire.encode_filter(question, None))
-        kept = answer["NodeNames"] if question.node_objects is None else answer["Nodes"]["items"]
-        assert len(kept) == len(question.nodes)
+        answer = json.loads(wire.encode_filter(request, None))
+        kept = answer["NodeNames"] if request.node_objects is None else answer["Nodes"]["items"]
+        assert len(kept) == len(request.nodes)
     try:
         preemption = wire.decode_preemption(body)
     except WireError:
@@ -509,7 +509,7 @@ def test_any_json_is_decoded_or_refused(document: object) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_decoded_or_refused(body: bytes) -> None:
-    for decode_any in (wire.decode_question, wire.decode_preemption):
+    for decode_any in (wire.decode_request, wire.decode_preemption):
         try:
             decode_any(body)
         except WireError as error:

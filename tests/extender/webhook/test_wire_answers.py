@@ -17,7 +17,7 @@ ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
 
 
 def decode(document: object) -> wire.ExtenderRequest:
-    return wire.decode_question(json.dumps(document).encode())
+    return wire.decode_request(json.dumps(document).encode())
 
 
 def verdict(*codes: Code, scores: tuple[float, ...] | None = None) -> Decision:
@@ -47,10 +47,10 @@ def scores(decision: Decision | None, max_score: int = 10) -> list[int]:
 
 
 def test_names_are_returned_in_the_order_of_the_request() -> None:
-    question = decode({"NodeNames": ["c", "a", "b"]})
+    request = decode({"NodeNames": ["c", "a", "b"]})
 
-    decided = replace(verdict(*[Code.PASSES] * 3), candidates=question.nodes)
-    answer = json.loads(wire.encode_filter(question, decided))
+    decided = replace(verdict(*[Code.PASSES] * 3), candidates=request.nodes)
+    answer = json.loads(wire.encode_filter(request, decided))
 
     assert answer == {
         "Nodes": None,
@@ -62,10 +62,10 @@ def test_names_are_returned_in_the_order_of_the_request() -> None:
 
 
 def test_refused_nodes_are_kept_apart_by_whether_preemption_could_help() -> None:
-    question = decode({"NodeNames": list("abcd")})
+    request = decode({"NodeNames": list("abcd")})
     decision = verdict(Code.UNHEALTHY, Code.PASSES, Code.NO_MEMORY, Code.FOREIGN_USE)
 
-    answer = json.loads(wire.encode_filter(question, decision))
+    answer = json.loads(wire.encode_filter(request, decision))
 
     assert answer["NodeNames"] == ["b"]
     assert answer["FailedNodes"] == {"c": "node(s) had too little free GPU memory"}
@@ -103,7 +103,7 @@ def test_whole_nodes_are_returned_byte_for_byte() -> None:
     second = '{"metadata":{"name":"b"}}'
     body = f'{{"Nodes":{{"items":[{first} , {second}]}}}}'.encode()
 
-    answer = wire.encode_filter(wire.decode_question(body), None)
+    answer = wire.encode_filter(wire.decode_request(body), None)
 
     assert f'"Nodes":{{"items":[{first},{second}]}}'.encode() in answer
 
@@ -187,7 +187,7 @@ def test_scores_are_integers_within_bounds_in_the_order_of_the_ranking(
 
 @given(st.lists(st.text(), unique=True, max_size=20))
 def test_any_name_is_returned_unchanged(names: list[str]) -> None:
-    question = wire.decode_question(msgspec.json.encode({"NodeNames": names}))
+    request = wire.decode_request(msgspec.json.encode({"NodeNames": names}))
 
-    assert json.loads(wire.encode_filter(question, None))["NodeNames"] == names
-    assert [entry["Host"] for entry in json.loads(wire.encode_scores(question, None, 10))] == names
+    assert json.loads(wire.encode_filter(request, None))["NodeNames"] == names
+    assert [entry["Host"] for entry in json.loads(wire.encode_scores(request, None, 10))] == names

@@ -85,8 +85,8 @@ def body(names: list[str], *, is_ascii: bool = False) -> bytes:
     return f'{{"Pod":{{}},"Nodes":null,"NodeNames":{listed}}}'.encode()
 
 
-def answered(question: wire.ExtenderRequest, about: Asked, shortlist: int) -> dict[str, object]:
-    answer = json.loads(wire.encode_filter(question, about.decision(question.nodes), shortlist))
+def answered(request: wire.ExtenderRequest, about: Asked, shortlist: int) -> dict[str, object]:
+    answer = json.loads(wire.encode_filter(request, about.decision(request.nodes), shortlist))
     assert isinstance(answer, dict)
     return answer
 
@@ -119,28 +119,28 @@ def expected(about: Asked, shortlist: int) -> dict[str, object]:
 def test_a_cut_answer_equals_an_encoded_one(about: Asked, shortlist: int, is_ascii: bool) -> None:
     asking = body(about.names, is_ascii=is_ascii)
 
-    cut = answered(wire.decode_question(asking, ROLL), about, shortlist)
-    encoded = answered(wire.decode_question(asking, EMPTY_NODE_INDEX), about, shortlist)
+    cut = answered(wire.decode_request(asking, ROLL), about, shortlist)
+    encoded = answered(wire.decode_request(asking, EMPTY_NODE_INDEX), about, shortlist)
 
     assert cut == encoded == expected(about, shortlist)
 
 
 @given(about=asked(st.just([])), shortlist=st.sampled_from([0, 100]))
 def test_the_answer_is_cut_if_all_names_are_known(about: Asked, shortlist: int) -> None:
-    question = wire.decode_question(body(about.names), ROLL)
+    request = wire.decode_request(body(about.names), ROLL)
 
-    assert isinstance(question.nodes, NamesIn)
-    assert answered(question, about, shortlist) == expected(about, shortlist)
-    scores = wire.encode_scores(question, about.decision(question.nodes), 10)
+    assert isinstance(request.nodes, NamesIn)
+    assert answered(request, about, shortlist) == expected(about, shortlist)
+    scores = wire.encode_scores(request, about.decision(request.nodes), 10)
     assert [entry["Host"] for entry in json.loads(scores)] == about.names
 
 
 @given(about=asked(), max_score=st.sampled_from([1, 10, 1_000_000]))
 def test_scores_are_the_same_with_cut_and_with_encoded_names(about: Asked, max_score: int) -> None:
     cut, encoded = (
-        wire.encode_scores(question, about.decision(question.nodes), max_score)
-        for question in (
-            wire.decode_question(body(about.names), node_index)
+        wire.encode_scores(request, about.decision(request.nodes), max_score)
+        for request in (
+            wire.decode_request(body(about.names), node_index)
             for node_index in (ROLL, EMPTY_NODE_INDEX)
         )
     )
@@ -154,7 +154,7 @@ def test_whole_nodes_are_returned_unchanged(about: Asked, shortlist: int) -> Non
     items = [{"metadata": {"name": name}, "spec": {}} for name in names]
     asking = json.dumps({"Pod": {}, "Nodes": {"items": items}, "NodeNames": None}).encode()
 
-    answer = answered(wire.decode_question(asking, ROLL), about, shortlist)
+    answer = answered(wire.decode_request(asking, ROLL), about, shortlist)
 
     plain = expected(about, shortlist)
     passed = plain["NodeNames"]
@@ -169,7 +169,7 @@ def test_whole_nodes_are_returned_unchanged(about: Asked, shortlist: int) -> Non
 def test_without_a_decision_the_list_is_returned_unchanged() -> None:
     asking = body(FLEET[::-1])
 
-    answer = wire.encode_filter(wire.decode_question(asking, ROLL), None)
+    answer = wire.encode_filter(wire.decode_request(asking, ROLL), None)
 
     assert json.loads(answer)["NodeNames"] == FLEET[::-1]
 
@@ -178,7 +178,7 @@ def test_without_a_decision_the_list_is_returned_unchanged() -> None:
 def test_a_hostile_name_is_returned_with_its_reason(name: str) -> None:
     about = Asked([*FLEET, name], {**dict.fromkeys(FLEET, Code.PASSES), name: Code.NO_MEMORY})
 
-    answer = answered(wire.decode_question(body(about.names), ROLL), about, 0)
+    answer = answered(wire.decode_request(body(about.names), ROLL), about, 0)
 
     assert answer["FailedNodes"] == {name: Code.NO_MEMORY.text}
     assert answer["NodeNames"] == FLEET

@@ -1,11 +1,11 @@
 // Live list of decisions; the reason why a runner-up lost is fetched when its row scrolls into view.
 
 import { clean, clock, count, h, percent, plural, show } from "./dom.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { sourcesOf } from "./signals.js";
 import { go, state } from "./url.js";
 
-const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40, AGAIN_MS = 5000;
+const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_IDS = 40, AGAIN_MS = 5000;
 // A row shows up to two decisions, so this many decisions cover all rows.
 const ALL = 2 * KEPT;
 
@@ -13,7 +13,7 @@ const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why 
 
 export class Decisions {
   constructor(box) {
-    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, hasConnected: false, before: null, trouble: "", waiting: [], reasons: new Map(), isResting: false, wanted: [], filter: "", isExplained: false, latest: new Question(), lost: new Question(), explanation: new Question() });
+    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, hasConnected: false, before: null, trouble: "", waiting: [], reasons: new Map(), isResting: false, wanted: [], filter: "", isExplained: false, latest: new LatestRequest(), lost: new LatestRequest(), explanation: new LatestRequest() });
     this.body = h("tbody", {});
     this.note = h("p", { class: "muted", role: "status" });
     this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
@@ -39,7 +39,7 @@ export class Decisions {
       this.showCount();
     }
     this.hasConnected = true;
-    this.askWhy();
+    this.fetchReasons();
     if (!this.side.hidden && !this.isExplained && !this.explanation.isUnderWay) this.explain();
   }
 
@@ -47,7 +47,7 @@ export class Decisions {
     if (!this.isShown || this.isPaused) return;
     const { before } = this;
     this.trouble = "";
-    this.latest.ask(`decisions?brief=true&limit=${before ? ALL : FIRST}`, ({ decisions }) => {
+    this.latest.send(`decisions?brief=true&limit=${before ? ALL : FIRST}`, ({ decisions }) => {
       if (this.isPaused) return;
       this.renew(decisions.reverse(), before);
       if (this.before === before) this.before = null;
@@ -153,11 +153,11 @@ export class Decisions {
   row(one, at) {
     const first = one.filter ?? one;
     const took = one.duration_seconds + (one.filter?.duration_seconds ?? 0);
-    const asked = Object.entries(one.request?.resources ?? {}).map(([name, number]) => `${number} ${name.replace("nvidia.com/", "")}`).join(", ");
+    const requested = Object.entries(one.request?.resources ?? {}).map(([name, number]) => `${number} ${name.replace("nvidia.com/", "")}`).join(", ");
     const cells = [
       h("td", { class: "time" }, clock(one.at)),
       h("td", { class: "lead" }, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: one.id }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
-      h("td", {}, asked),
+      h("td", {}, requested),
       h("td", {}, one.node ? h("button", { type: "button", class: "link", onclick: () => go({ node: one.node, gpu: "0" }, true) }, one.node) : h("span", { class: "trouble" }, "none")),
       h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : one.feasible === 1 ? h("span", { class: "muted" }, "no other node is suitable") : null),
       h("td", { class: "num" }, `${(took * 1000).toFixed(1)} ms`),
@@ -198,21 +198,21 @@ export class Decisions {
   want(id) {
     if (!this.isShown) return;
     this.wanted.push(id);
-    this.askWhy();
+    this.fetchReasons();
   }
 
   /** Fetch the reasons for all runners-up in view, in one request at a time. */
-  askWhy() {
+  fetchReasons() {
     if (this.lost.isUnderWay || this.isResting) return;
-    const ids = [...new Set(this.wanted)].filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
+    const ids = [...new Set(this.wanted)].filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_IDS);
     this.wanted = [...ids]; // until answered: a failed request is repeated with the next one
     if (!ids.length) return;
-    this.lost.ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (answer) => {
+    this.lost.send(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (answer) => {
       for (const id of ids) this.showWhy(id, answer.lost_by[id] ?? "");
       this.isResting = true;
       setTimeout(() => {
         this.isResting = false;
-        this.askWhy();
+        this.fetchReasons();
       }, REST_MS);
     });
   }
@@ -237,7 +237,7 @@ export class Decisions {
     const { decision } = state;
     this.isExplained = false;
     show(this.side, h("p", { class: "muted" }, "Loading"));
-    this.explanation.ask(`explain?${/^\d+$/.test(decision) ? "number" : "id"}=${encodeURIComponent(decision)}`, (answer) => {
+    this.explanation.send(`explain?${/^\d+$/.test(decision) ? "number" : "id"}=${encodeURIComponent(decision)}`, (answer) => {
       this.isExplained = true;
       show(this.side, explained(answer));
     }, ({ message }) => show(this.side, closer(), h("p", { class: "trouble" }, message)));

@@ -5,7 +5,7 @@ import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
 import { processes } from "./processes.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { inUnit, nameOfSignal } from "./signals.js";
 import { bytes, clean, count, duration, h, percent, plural, renew } from "./dom.js";
@@ -15,7 +15,7 @@ const GAP_MS = 1500, LONGEST_MS = 5000, PAST_MS = 60000;
 
 export class Detail {
   constructor(box, fleet, view) {
-    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "", pastError: "", now: new Question(), before: new Question() });
+    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "", pastError: "", now: new LatestRequest(), before: new LatestRequest() });
     this.refreshTimer = new RefreshTimer(() => this.load(), GAP_MS, LONGEST_MS);
   }
 
@@ -55,12 +55,12 @@ export class Detail {
     const name = encodeURIComponent(this.node);
     const inWords = ({ status, message }) => (status === 404 ? "This node is not known any more." : message);
     this.refreshTimer.note();
-    this.now.ask(`page/nodes/${name}`, (document) => {
+    this.now.send(`page/nodes/${name}`, (document) => {
       this.document = document;
       this.error = "";
       this.render();
       if (this.before.isUnderWay || (this.past && Date.now() - this.past.loadedAt <= PAST_MS)) return;
-      this.before.ask(`page/past/${name}`, (past) => {
+      this.before.send(`page/past/${name}`, (past) => {
         this.past = { ...past, loadedAt: Date.now() };
         this.pastError = "";
         this.render();

@@ -141,12 +141,12 @@ export const plural = (number, one, many = `${one}s`) => `${count(number)} ${num
 
 /** Wrap a function so that it runs at most once per animation frame. */
 export function oncePerFrame(work) {
-  let isAsked = false;
+  let isDue = false;
   return () => {
-    if (isAsked) return;
-    isAsked = true;
+    if (isDue) return;
+    isDue = true;
     requestAnimationFrame(() => {
-      isAsked = false;
+      isDue = false;
       work();
     });
   };

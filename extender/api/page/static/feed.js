@@ -1,7 +1,7 @@
 // Receives updates by server-sent events, reconnects, and tracks the time of the last event.
 // Uses fetch instead of EventSource, because fetch shows the reason of a refusal.
 
-import { begin, end, isCounted, reason } from "./question.js";
+import { begin, end, isCounted, reason } from "./requests.js";
 
 const SILENCE_MS = 15000;
 const FIRST_WAIT_MS = 500;

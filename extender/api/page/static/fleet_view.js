@@ -5,7 +5,7 @@ import { FleetMap } from "./map.js";
 import { Paint, signCanvas } from "./paint.js";
 import { processes } from "./processes.js";
 import { FleetTable } from "./table.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { byId, clean, count, h, oncePerFrame, plural, show } from "./dom.js";
 import { go, state } from "./url.js";
 
@@ -38,7 +38,7 @@ export class FleetView {
     });
     this.table = new FleetTable(byId("table"), this);
     this.groups = [];
-    this.reasons = { node: "", gpus: [], question: new Question() };
+    this.reasons = { node: "", gpus: [], request: new LatestRequest() };
     this.recount = oncePerFrame(() => this.showCounts());
     this.bind();
   }
@@ -74,7 +74,7 @@ export class FleetView {
     this.paint.setColor(state.color === "memory" ? "memory" : "activity");
     this.map.paint = this.paint;
     this.showSigns();
-    this.map.ask();
+    this.map.requestDraw();
   }
 
   showSigns() {
@@ -108,7 +108,7 @@ export class FleetView {
     if (now.color !== before.color) {
       this.paint.setColor(now.color === "memory" ? "memory" : "activity");
       this.showSigns();
-      this.map.ask();
+      this.map.requestDraw();
     }
     if (now.zoom !== before.zoom && now.zoom !== String(this.map.zoom || "")) this.map.setZoom(Number(now.zoom) || 0);
     if (now.as !== before.as) this.showAs();
@@ -143,7 +143,7 @@ export class FleetView {
   /** Handle a change of device states. */
   isChanged() {
     this.recount();
-    this.map.ask();
+    this.map.requestDraw();
     if (state.as === "table") this.table.refresh();
   }
 
@@ -213,7 +213,7 @@ export class FleetView {
     tip.hidden = device < 0;
     if (this.tipped !== device) {
       clearTimeout(this.resting);
-      if (device >= 0) this.resting = setTimeout(() => this.askWhy(device), RESTS_MS);
+      if (device >= 0) this.resting = setTimeout(() => this.fetchReasons(device), RESTS_MS);
     }
     if (device >= 0 && (this.tipped !== device || this.tippedVersion !== fleet.version)) this.fillTip(device);
     [this.tipped, this.tippedVersion] = [device, fleet.version];
@@ -224,9 +224,9 @@ export class FleetView {
   }
 
   /** Fetch why a device is in its state, and which pods hold it: the stream has only the state. */
-  askWhy(device) {
+  fetchReasons(device) {
     const node = this.fleet.names[this.fleet.nodeOf[device]];
-    this.reasons.question.ask(`page/nodes/${encodeURIComponent(node)}`, ({ gpus }) => {
+    this.reasons.request.send(`page/nodes/${encodeURIComponent(node)}`, ({ gpus }) => {
       Object.assign(this.reasons, { node, gpus });
       if (this.tipped === device) this.fillTip(device);
     });

@@ -3,7 +3,7 @@
 
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { grid, num } from "./grid.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { go, state } from "./url.js";
 
@@ -15,7 +15,7 @@ const WAYS = ["pod", "owner", "namespace"];
 
 export class Holders {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, question: new Question(), held: new Question() });
+    Object.assign(this, { box, isShown: false, request: new LatestRequest(), held: new LatestRequest() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.body = h("div", { class: "wide" });
     this.idle = h("select", { onchange: () => go({ idle: this.idle.value }) }, TIMES.map(([seconds, name]) => h("option", { value: String(seconds) }, name)));
@@ -47,7 +47,7 @@ export class Holders {
     this.idle.value = idle;
     this.by.value = by;
     const query = `idle_for=${encodeURIComponent(idle)}&some=true&limit=${MOST}`;
-    this.question.ask(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`, (answer) => this.render(by, answer), ({ message }) => {
+    this.request.send(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`, (answer) => this.render(by, answer), ({ message }) => {
       show(this.note, message);
       this.refreshTimer.isChanged();
     });
@@ -67,10 +67,10 @@ export class Holders {
 }
 
 /** Open a node at one of its devices; the node's record has the device's position. */
-export function openDevice(question, node, device) {
+export function openDevice(request, node, device) {
   const openAt = (gpu) => go({ view: "fleet", node, gpu: String(Math.max(gpu, 0)) }, true);
-  question.drop();
-  question.ask(`page/nodes/${encodeURIComponent(node)}`,
+  request.drop();
+  request.send(`page/nodes/${encodeURIComponent(node)}`,
     ({ gpus }) => openAt(gpus.findIndex((gpu) => gpu.uuid === device?.uuid && gpu.gpu_instance_id === device.gpu_instance_id)),
     () => openAt(0)); // the node's view shows the error
 }

@@ -10,7 +10,7 @@ import { Holders } from "./holders.js";
 import { Pods } from "./pods.js";
 import { Overview } from "./overview.js";
 import { byId, clean, duration, h, show } from "./dom.js";
-import { Question, signIn, signOut } from "./question.js";
+import { LatestRequest, signIn, signOut } from "./requests.js";
 import { go, onChange, state } from "./url.js";
 
 const OLD_SECONDS = 12;
@@ -33,7 +33,7 @@ const feed = new Feed({
   state: (name, why) => {
     connection.state = name;
     connection.why = why;
-    if (name === "refused") askForToken(why);
+    if (name === "refused") requestToken(why);
     if (name === "open") {
       byId("sign-in").close(); // another page of this browser may have signed in
       showUser();
@@ -44,7 +44,7 @@ const feed = new Feed({
   },
 });
 
-/** Numbers that grow where pods change: the first ones say nothing that a view has not asked for itself. */
+/** Numbers that grow where pods change: the first ones say nothing that a view has not requested itself. */
 function takeChanges(event) {
   for (const [name, number] of Object.entries(event)) {
     if (name in connection.changes && connection.changes[name] !== number) [views[name], views.pods, overview].forEach((view) => view?.isChanged());
@@ -92,7 +92,7 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // --- signed-in user ----------------------------------------------------------------------------
 
-function askForToken(why) {
+function requestToken(why) {
   const dialog = byId("sign-in");
   if (dialog.open) return; // it shows the result of the last token, while the page retries without one
   show(byId("sign-in-why"), why);
@@ -108,11 +108,11 @@ byId("sign-in-form").addEventListener("submit", (event) => {
   }, ({ message }) => show(byId("sign-in-why"), message));
 });
 
-const whose = new Question();
+const whose = new LatestRequest();
 
 function showUser() {
   const who = byId("who");
-  whose.ask("session", ({ user, sees_all: seesAll, namespaces }) => {
+  whose.send("session", ({ user, sees_all: seesAll, namespaces }) => {
     who.hidden = !user;
     if (user) show(byId("who-name"), user, h("span", { class: "muted" }, seesAll ? "" : namespaces.length ? ` sees pods of ${namespaces.slice(0, 4).join(", ")}${namespaces.length > 4 ? ", ..." : ""}` : " sees no pods"));
   }, () => (who.hidden = true));

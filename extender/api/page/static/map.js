@@ -13,8 +13,8 @@ export class FleetMap {
     this.zoom = 0; // 0 fits everything
     this.picked = -1;
     this.hovered = -1;
-    this.ask = oncePerFrame(() => this.drawing.draw());
-    scroller.addEventListener("scroll", () => this.ask(), { passive: true });
+    this.requestDraw = oncePerFrame(() => this.drawing.draw());
+    scroller.addEventListener("scroll", () => this.requestDraw(), { passive: true });
     scroller.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     canvas.addEventListener("pointermove", (event) => this.hover(event));
     canvas.addEventListener("pointerleave", () => this.leave());
@@ -59,7 +59,7 @@ export class FleetMap {
       const box = this.boxOf(anchor.device);
       if (box) this.scroller.scrollTop = box.y - anchor.offset;
     }
-    this.ask();
+    this.requestDraw();
   }
 
   setZoom(zoom, at = null) {
@@ -177,7 +177,7 @@ export class FleetMap {
     const device = this.deviceAt(event.offsetX, event.offsetY + this.scroller.scrollTop);
     if (device !== this.hovered) {
       this.hovered = device;
-      this.ask();
+      this.requestDraw();
     }
     this.on.hover(device, event.offsetX, event.offsetY);
   }
@@ -185,7 +185,7 @@ export class FleetMap {
   leave() {
     this.hovered = -1;
     this.on.hover(-1, 0, 0);
-    this.ask();
+    this.requestDraw();
   }
 
   click(event) {
@@ -206,7 +206,7 @@ export class FleetMap {
         else if (box.y + box.height > top + this.tall - 10) this.scroller.scrollTop = box.y + box.height - this.tall + 10;
       }
     }
-    this.ask();
+    this.requestDraw();
   }
 
   key(event) {

@@ -1,7 +1,7 @@
 // One line above the map: GPU-hours that were held idle today, and pods that wait.
 
 import { clock, count, h, plural, renew } from "./dom.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { go } from "./url.js";
 
@@ -11,7 +11,7 @@ const LONG_SECONDS = 600, SHORTEST_SECONDS = 3600, LONGEST_SECONDS = 86400;
 
 export class Overview {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, usage: new Question(), pending: new Question(), hours: null, pods: null });
+    Object.assign(this, { box, isShown: false, usage: new LatestRequest(), pending: new LatestRequest(), hours: null, pods: null });
     this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
   }
 
@@ -29,15 +29,15 @@ export class Overview {
     this.refreshTimer.note();
     const today = (Date.now() - new Date().setHours(0, 0, 0, 0)) / 1000;
     const since = Math.round(Math.min(Math.max(today, SHORTEST_SECONDS), LONGEST_SECONDS));
-    const ask = (question, path, name, words) => question.ask(path, (answer) => {
+    const load = (request, path, name, words) => request.send(path, (answer) => {
       this[name] = words(answer);
       this.render();
     }, () => {
       this[name] = null; // another part of the page shows the failure
       this.render();
     });
-    ask(this.usage, `usage?since=${since}`, "hours", hoursInWords);
-    ask(this.pending, `pending?limit=${MOST_PODS}`, "pods", podsInWords);
+    load(this.usage, `usage?since=${since}`, "hours", hoursInWords);
+    load(this.pending, `pending?limit=${MOST_PODS}`, "pods", podsInWords);
   }
 
   render() {

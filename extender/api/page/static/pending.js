@@ -2,7 +2,7 @@
 
 import { reasons } from "./decisions.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { go } from "./url.js";
 
@@ -14,7 +14,7 @@ const STATES = {
 
 export class Pending {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, question: new Question() });
+    Object.assign(this, { box, isShown: false, request: new LatestRequest() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.pods = [];
     this.search = h("input", { type: "search", placeholder: "Pod, owner or reason", "aria-label": "Show waiting pods by pod, owner or reason", oninput: () => this.render() });
@@ -33,9 +33,9 @@ export class Pending {
   }
 
   refresh() {
-    if (!this.isShown || this.question.isUnderWay) return;
+    if (!this.isShown || this.request.isUnderWay) return;
     this.refreshTimer.note();
-    this.question.ask("pending", (answer) => {
+    this.request.send("pending", (answer) => {
       const away = answer.unreachable.length ? `; without ${plural(answer.unreachable.length, "replica")} that did not answer` : "";
       show(this.note, answer.total ? `${plural(answer.total, "pod")}, the longest wait first${answer.pods.length < answer.total ? `; ${count(answer.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
       this.pods = answer.pods;
@@ -62,10 +62,10 @@ export class Pending {
   }
 
   card(pod) {
-    const asked = Object.entries(pod.resources).map(([name, number]) => `${number} ${name}`).join(", ");
+    const requested = Object.entries(pod.resources).map(([name, number]) => `${number} ${name}`).join(", ");
     return h("article", { class: "card", "data-key": pod.uid },
       h("header", {}, h("h3", {}, pod.pod), h("span", { class: `state ${pod.state}` }, pod.state), h("span", { class: "muted" }, `waits ${duration(pod.waiting_seconds)}`)),
-      h("p", { class: "muted" }, [asked, pod.gpu_memory_bytes ? `${bytes(pod.gpu_memory_bytes)} each` : null, pod.owner, pod.scheduler].filter(Boolean).join(" · ")),
+      h("p", { class: "muted" }, [requested, pod.gpu_memory_bytes ? `${bytes(pod.gpu_memory_bytes)} each` : null, pod.owner, pod.scheduler].filter(Boolean).join(" · ")),
       h("p", {}, STATES[pod.state] ?? "", pod.nominated_node ? `: ${pod.nominated_node}` : pod.assumed_node ? `: ${pod.assumed_node}` : ""),
       pod.by_scheduler.length || pod.by_us.length ? h("div", { class: "pair" },
         h("section", {}, h("h4", {}, "kube-scheduler refuses"), pod.by_scheduler.length ? reasons(pod.by_scheduler) : h("p", { class: "muted" }, "nothing")),

@@ -5,7 +5,7 @@ import { meter } from "./fleet_view.js";
 import { grid, num } from "./grid.js";
 import { openDevice } from "./holders.js";
 import { reasonOf } from "./pending.js";
-import { Question } from "./question.js";
+import { LatestRequest } from "./requests.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { go, state } from "./url.js";
 
@@ -18,11 +18,11 @@ const SORTS = { Pod: "pod", Owner: "owner", Node: "node", GPUs: "gpus", Use: "us
 const NAMES = ["Pod", "Owner", "Node", "GPUs", "Use", "Memory", "Idle for", "Waits", "Why it waits"];
 const NUMBERS = ["Use", "Memory", "Idle for", "Waits"];
 const COLUMNS = { orders: new Set(Object.keys(SORTS)), largest: new Set(["GPUs", ...NUMBERS]), right: new Set(NUMBERS) };
-const ASKED = ["find", "namespace", "pods", "from", "order"];
+const PARAMETERS = ["find", "namespace", "pods", "from", "order"];
 
 export class Pods {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, question: new Question(), node: new Question() });
+    Object.assign(this, { box, isShown: false, request: new LatestRequest(), node: new LatestRequest() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.body = h("div", { class: "wide" });
     this.pages = h("div", { class: "row pages" });
@@ -40,14 +40,14 @@ export class Pods {
   }
 
   urlChanged(now, before) {
-    if (ASKED.some((name) => now[name] !== before[name])) this.refresh();
+    if (PARAMETERS.some((name) => now[name] !== before[name])) this.refresh();
   }
 
   isChanged() {
     this.refreshTimer.isChanged();
   }
 
-  /** Ask once the reader rests: each question reads all pods. */
+  /** Send a request once the reader pauses: each request reads all pods. */
   isTyped() {
     clearTimeout(this.typing);
     this.typing = setTimeout(() => go({ find: this.search.value, from: "" }), TYPING_MS);
@@ -59,9 +59,9 @@ export class Pods {
     if (document.activeElement !== this.search) this.search.value = state.find;
     this.kind.value = state.pods;
     const query = new URLSearchParams({ limit: PAGE });
-    const asked = { search: state.find.slice(0, 200), namespace: state.namespace, state: state.pods, sort: SORTS[state.order], offset: Number(state.from) || 0 };
-    for (const [name, value] of Object.entries(asked)) if (value) query.set(name, value);
-    this.question.ask(`pods?${query}`, (answer) => this.render(answer), ({ message }) => {
+    const wanted = { search: state.find.slice(0, 200), namespace: state.namespace, state: state.pods, sort: SORTS[state.order], offset: Number(state.from) || 0 };
+    for (const [name, value] of Object.entries(wanted)) if (value) query.set(name, value);
+    this.request.send(`pods?${query}`, (answer) => this.render(answer), ({ message }) => {
       show(this.note, message);
       this.refreshTimer.isChanged();
     });

@@ -5,7 +5,7 @@ const LOOK_MS = 1000, LONGEST_MS = 30000;
 export class RefreshTimer {
   /** `refresh` is called at most every `gapMs` after changes, and every `longestMs` without one. */
   constructor(refresh, gapMs, longestMs = LONGEST_MS) {
-    Object.assign(this, { refresh, gapMs, longestMs, askedAt: 0, isDue: false });
+    Object.assign(this, { refresh, gapMs, longestMs, requestedAt: 0, isDue: false });
     setInterval(() => this.look(), LOOK_MS);
   }
 
@@ -16,11 +16,11 @@ export class RefreshTimer {
 
   /** A request was sent, for any reason. */
   note() {
-    this.askedAt = Date.now();
+    this.requestedAt = Date.now();
     this.isDue = false;
   }
 
   look() {
-    if (!document.hidden && Date.now() - this.askedAt >= (this.isDue ? this.gapMs : this.longestMs)) this.refresh();
+    if (!document.hidden && Date.now() - this.requestedAt >= (this.isDue ? this.gapMs : this.longestMs)) this.refresh();
   }
 }

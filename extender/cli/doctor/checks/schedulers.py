@@ -123,9 +123,9 @@ def _groups(facts: Facts) -> tuple[str, ...]:
         if group.get("verdict") == "asked":
             continue
         resources = group.get("resources")
-        asked = ", ".join(map(str, resources)) if isinstance(resources, list) else ""
+        requested = ", ".join(map(str, resources)) if isinstance(resources, list) else ""
         lines.append(
-            f"{group.get('count')} pods of {group.get('scheduler')} that request {asked}: "
+            f"{group.get('count')} pods of {group.get('scheduler')} that request {requested}: "
             f"{group.get('verdict')}, for example {group.get('example')}"
         )
     return tuple(lines)

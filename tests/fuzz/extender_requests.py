@@ -20,17 +20,17 @@ REQUIRE_IDLE: Final = b"require-idle"
 def webhooks(verb: str, runner: asyncio.Runner) -> Target:
     """Answer a request as the webhooks do, with and without a shortlist, and check the answer."""
     judge = {"filter": _judge_filter, "prioritize": _judge_scores, "preempt": _judge_preemption}
-    asked = [(world, getattr(world.webhooks(), verb)) for world in map(_world, (0, SHORTLIST))]
+    handlers = [(world, getattr(world.webhooks(), verb)) for world in map(_world, (0, SHORTLIST))]
 
-    async def answered(ask: Callable[[bytes], Any], body: bytes) -> tuple[RequestOutcome, bytes]:
-        outcome, response = await ask(body)
+    async def call(handler: Callable[[bytes], Any], body: bytes) -> tuple[RequestOutcome, bytes]:
+        outcome, response = await handler(body)
         await asyncio.sleep(0)  # work that runs after the answer was sent
         return outcome, cast(bytes, response.body)
 
     def target(body: bytes) -> bool:
         understood = []
-        for world, ask in asked:
-            outcome, answer = runner.run(answered(ask, body))
+        for world, handler in handlers:
+            outcome, answer = runner.run(call(handler, body))
             if outcome is RequestOutcome.FAULT:
                 raise FaultError("a fault was answered")
             understood.append(outcome is not RequestOutcome.MALFORMED)
@@ -39,7 +39,7 @@ def webhooks(verb: str, runner: asyncio.Runner) -> Target:
             else:
                 _judge_refusal(answer)
         if len(set(understood)) != 1:
-            raise FaultError("whether a question is understood depends on the shortlist")
+            raise FaultError("whether a request is understood depends on the shortlist")
         return understood[0]
 
     return target
@@ -56,69 +56,69 @@ def _judge_refusal(answer: bytes) -> None:
     """Check that an unreadable request gets an error without nodes."""
     document = msgspec.json.decode(answer)
     if not document.pop("Error") or any(document.values()):
-        raise FaultError(f"a question that cannot be read is answered: {document}")
+        raise FaultError(f"an unreadable request got an answer: {document}")
 
 
 def _judge_filter(body: bytes, answer: bytes, outcome: RequestOutcome, world: World) -> None:
     """Check that each candidate passes or fails once; only a shortlist may leave nodes out."""
-    question, found = _Asked(body), _fields(answer)
+    request, found = _Sent(body), _fields(answer)
     names, items = found["nodenames"], found["nodes"]
-    if question.objects is None:
+    if request.objects is None:
         if items != b"null":
-            raise FaultError("names were asked, objects are answered")
+            raise FaultError("names were sent, objects came back")
         passed = msgspec.json.decode(names, type=list[str])
     else:
         if names != b"null":
-            raise FaultError("objects were asked, names are answered")
+            raise FaultError("objects were sent, names came back")
         objects = _items(_fields(items).get("items", b"null"))
         passed = list(map(_node_name, objects))
-        if objects != [question.objects.get(name) for name in passed]:
-            raise FaultError("a node does not come back as it was sent")
+        if objects != [request.objects.get(name) for name in passed]:
+            raise FaultError("a returned node differs from the sent one")
     failed = [
         *_keys(found["failednodes"]),
         *_keys(found["failedandunresolvablenodes"]),
     ]
     said = Counter([*passed, *failed])
-    if passed != [name for name in question.nodes if name in set(passed)]:
-        raise FaultError(f"{passed} pass of {question.nodes}, in this order")
-    if max(said.values(), default=1) > 1 or not said.keys() <= set(question.nodes):
-        raise FaultError(f"asked of {question.nodes}: {passed} pass, {failed} fail")
+    if passed != [name for name in request.nodes if name in set(passed)]:
+        raise FaultError(f"{passed} pass of {request.nodes}, in this order")
+    if max(said.values(), default=1) > 1 or not said.keys() <= set(request.nodes):
+        raise FaultError(f"{passed} pass and {failed} fail of {request.nodes}")
     is_short = 0 < world.shortlist <= len(passed) and not failed
-    if not is_short and len(said) != len(question.nodes):
-        raise FaultError(f"nothing is said of {set(question.nodes) - said.keys()}")
-    if outcome is not RequestOutcome.ANSWERED and len(passed) != len(question.nodes):
-        raise FaultError("a pod that is none of ours is refused a node")
-    if REQUIRE_IDLE not in body.lower() and (strange := set(failed) - world.fleet.nodes.keys()):
-        raise FaultError(f"nodes that are not known are refused: {strange}")
+    if not is_short and len(said) != len(request.nodes):
+        raise FaultError(f"no answer for {set(request.nodes) - said.keys()}")
+    if outcome is not RequestOutcome.ANSWERED and len(passed) != len(request.nodes):
+        raise FaultError("a node was refused for a pod that requests no GPU")
+    if REQUIRE_IDLE not in body.lower() and (unknown := set(failed) - world.fleet.nodes.keys()):
+        raise FaultError(f"unknown nodes were refused: {unknown}")
 
 
 def _judge_scores(body: bytes, answer: bytes, outcome: RequestOutcome, world: World) -> None:
     """Check that each candidate has exactly one score, and that a feasible one has the highest."""
-    scores, nodes = json.loads(answer), _Asked(body).nodes
+    scores, nodes = json.loads(answer), _Sent(body).nodes
     if [entry["Host"] for entry in scores] != nodes:
-        raise FaultError(f"asked of {nodes}: {scores}")
+        raise FaultError(f"scores for {nodes}: {scores}")
     values = [entry["Score"] for entry in scores]
     most = world.max_score if outcome is RequestOutcome.ANSWERED else 0
     if any(type(value) is not int or not 0 <= value <= most for value in values):
         raise FaultError(f"scores outside 0 to {most}: {scores}")
     if any(values) and values.count(most) != 1:
         raise FaultError(f"no score is the highest, or several are: {scores}")
-    strangers = set(nodes) - world.fleet.nodes.keys() if most else set()
-    if strangers and not any(values) and REQUIRE_IDLE not in body.lower():
-        raise FaultError(f"nodes that are not known are refused: {strangers}")
+    unknown = set(nodes) - world.fleet.nodes.keys() if most else set()
+    if unknown and not any(values) and REQUIRE_IDLE not in body.lower():
+        raise FaultError(f"unknown nodes were refused: {unknown}")
 
 
 def _judge_preemption(body: bytes, answer: bytes, outcome: RequestOutcome, _: World) -> None:
     """Check that the answer has only candidates of the request, with the same victims."""
-    asked = {node: victims for node, victims in _victims(body) if victims[0]}
+    sent = {node: victims for node, victims in _victims(body) if victims[0]}
     kept = dict(_victims(answer))
-    if any(asked.get(node) != victims for node, victims in kept.items()):
-        raise FaultError(f"asked of {asked}: {kept}")
-    if outcome is not RequestOutcome.ANSWERED and kept != asked:
-        raise FaultError(f"a pod that is none of ours is refused a candidate: {asked.keys()}")
+    if any(sent.get(node) != victims for node, victims in kept.items()):
+        raise FaultError(f"{kept} kept of {sent}")
+    if outcome is not RequestOutcome.ANSWERED and kept != sent:
+        raise FaultError(f"a candidate was refused for a pod that requests no GPU: {sent.keys()}")
 
 
-class _Asked:
+class _Sent:
     """Nodes of a request, as a second parser finds them.
 
     Attributes:

@@ -25,7 +25,7 @@ export class Failure {
 }
 
 /** A request whose answer a part of the page shows. */
-export class Question {
+export class LatestRequest {
   path = "";
 
   get isUnderWay() {
@@ -36,7 +36,7 @@ export class Question {
    * Send a request: `take` receives the answer's document, or `fail` a Failure. Neither is called once another path is
    * requested, a later call for the same path is answered, or a token was accepted.
    */
-  async ask(path, take, fail = () => {}, options = {}) {
+  async send(path, take, fail = () => {}, options = {}) {
     if (path !== this.path) this.drop();
     this.path = path;
     const call = begin(this);
@@ -75,13 +75,13 @@ export async function reason(response) {
   }
 }
 
-const signing = new Question();
+const signing = new LatestRequest();
 
 /** Send a token once; the browser then stores it in a cookie that scripts cannot read. */
 export function signIn(token, take, fail) {
   signing.drop(); // of two tokens the later one wins
   const body = JSON.stringify({ token });
-  signing.ask("session", () => {
+  signing.send("session", () => {
     for (const call of calls.keys()) end(call); // they were sent without this token
     take();
   }, fail, { method: "POST", headers: { "Content-Type": "application/json" }, body });
