@@ -88,7 +88,7 @@ def test_the_index_links_every_page() -> None:
     assert set((ROOT / "docs").rglob("*.md")) - {index} - linked == set()
 
 
-def test_each_alert_has_a_runbook_that_says_what_to_do() -> None:
+def test_each_alert_has_a_runbook_with_a_remedy() -> None:
     rules = yaml.safe_load(
         (ROOT / "manifests/components/prometheus-rule/prometheus-rule.yaml").read_text()
     )
@@ -142,7 +142,7 @@ def test_the_architecture_names_no_package_or_module_that_is_gone() -> None:
 @pytest.mark.parametrize(
     ("path", "name"), [(path, name) for path, names in PAGES_WITH_PARTS.items() for name in names]
 )
-def test_each_generated_part_is_what_the_code_says(path: str, name: str) -> None:
+def test_generated_parts_match_the_code(path: str, name: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
 
     assert part_of(text, name) == PARTS[name](), "run: python -m tests.reference"

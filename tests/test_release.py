@@ -41,7 +41,7 @@ def test_github_would_take_the_workflow() -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_actions_of_others_are_pinned_by_what_they_hold() -> None:
+def test_foreign_actions_are_pinned_by_commit() -> None:
     uses = re.findall(r"uses: (\S+)", WORKFLOW.read_text())
 
     assert uses

@@ -451,14 +451,10 @@ class Fleet:
         """Return the memory of the cluster's largest card in bytes, 0 if unknown."""
         return int(self.snapshot().telemetry.memory_total_bytes.max(initial=0.0))
 
-    def memory_on(self, node: str, requested: GpuRequest | PodRecord) -> int | None:
+    def memory_on(self, node: str, pod: GpuRequest | PodRecord) -> int | None:
         """Return the memory per device that a pod requires on a node, None if unknown."""
-        shared = (
-            int(requested.memory_share * self.store.card_bytes(node))
-            if requested.memory_share
-            else 0
-        )
-        return max(shared, requested.memory_bytes or 0) or None
+        shared = int(pod.memory_share * self.store.card_bytes(node)) if pod.memory_share else 0
+        return max(shared, pod.memory_bytes or 0) or None
 
     def _declared(self, pod: PodRecord, node: str) -> PodRecord:
         return replace(pod, memory_bytes=self.memory_on(node, pod)) if pod.memory_share else pod

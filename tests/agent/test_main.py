@@ -172,7 +172,7 @@ def count_threads(pid: int) -> int:
 
 
 @without_driver
-async def test_it_serves_without_a_driver_until_sigterm() -> None:
+async def test_agent_serves_without_a_driver_until_sigterm() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {

@@ -134,7 +134,7 @@ async def test_a_late_task_gets_only_the_latest_report(rig: Rig) -> None:
     assert await rig.sampler.latest.wait_newer(1) is reports[-1]
 
 
-async def test_it_samples_once_per_period(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sampler_samples_once_per_period(monkeypatch: pytest.MonkeyPatch) -> None:
     now = NOW
     waits: list[float] = []
     loop = asyncio.get_running_loop()

@@ -105,7 +105,7 @@ def test_a_gpu_is_at_rest_once_its_pod_has_ended() -> None:
 
 
 @pytest.mark.parametrize("fault", ["broken", "foreign"])
-def test_idlegpu_avoids_what_kube_scheduler_prefers(fault: str) -> None:
+def test_idlegpu_avoids_the_busy_node_that_kube_scheduler_prefers(fault: str) -> None:
     day = quiet(few(5))
     placement = WithIdlegpu(0)
     bad = [*range(CARDS, WHOLE.devices)]  # all but those of the first node

@@ -103,7 +103,7 @@ def _pod(name: str, resources: Object, **spec: object) -> Object:
     }
 
 
-async def test_the_real_one_answers_questions_of_the_day_as_the_model_does(
+async def test_kube_scheduler_chooses_as_the_model_of_the_day(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     sampling = Sampling(1)

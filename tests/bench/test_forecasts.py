@@ -9,7 +9,7 @@ from bench import forecasts, picks
 from bench.forecasts import HOUR, LAST_HOURS, PERFECT, TIME_OF_DAY, WANTED, Forecast, Series, judge
 
 
-def test_a_forecast_ranks_by_mean_and_standard_deviation_before_its_first_lesson() -> None:
+def test_untrained_forecast_ranks_by_mean_and_standard_deviation() -> None:
     series = Series(np.random.default_rng(1).random((3 * HOUR, 20)))
     estimates = series.estimates(2 * HOUR)
 

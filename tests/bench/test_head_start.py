@@ -14,7 +14,7 @@ def measured(single: list[float], webhooks: list[float]) -> Measured:
     return Measured(nodes=100, single=single, burst=[0.2, 0.4], webhooks=webhooks)
 
 
-def test_the_first_event_and_the_first_question_count() -> None:
+def test_head_start_counts_the_first_event_and_first_request() -> None:
     notes = Notes()
     for at in (1.0, 2.0):
         notes.received("p", at)
@@ -35,7 +35,7 @@ def test_a_pod_counts_once() -> None:
     assert taken[-1] == []
 
 
-def test_a_question_before_the_event_is_a_negative_head_start() -> None:
+def test_head_start_is_negative_if_the_request_comes_first() -> None:
     notes = Notes()
     notes.called("p", 1.0)
     notes.received("p", 1.5)
@@ -71,7 +71,7 @@ def filter_args(pod: str) -> dict[str, object]:
     return {"Pod": {"metadata": {"uid": pod}}, "Nodes": None, "NodeNames": ["a", "b"]}
 
 
-def test_every_way_to_ask_has_a_row_in_milliseconds() -> None:
+def test_every_request_form_has_a_row_in_milliseconds() -> None:
     single, burst, webhooks = rows(measured([-0.001, 0.001, 0.002, 0.003], [0.001]))
 
     assert (single["least ms"], single["asked before the event"]) == (-1.0, "25.0%")

@@ -42,7 +42,7 @@ async def test_pages_are_open_until_they_are_closed_and_report_the_bytes_read() 
 
 
 @pytest.mark.page
-async def test_pages_ask_what_the_real_ones_ask(browser: Browser) -> None:
+async def test_simulated_pages_send_the_requests_of_real_ones(browser: Browser) -> None:
     world = World()
     world.add({"a": [IDLE] * 3, "b": [IDLE]})
     await decide(world, "asker", "a", "b")

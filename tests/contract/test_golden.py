@@ -60,7 +60,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 @pytest.mark.parametrize("form", ["names", "objects"])
-async def test_filter_answers_kube_scheduler_in_the_form_and_order_it_asked(
+async def test_filter_answers_in_the_form_and_order_of_the_request(
     client: Client, form: str
 ) -> None:
     asked = nodes_of(f"filter-{form}")

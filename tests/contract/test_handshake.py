@@ -62,7 +62,7 @@ async def other_side() -> AsyncIterator[Extender]:
 
 @releases
 @pytest.mark.parametrize("is_later", [False, True], ids=["as-it-is", "with-news"])
-async def test_the_extender_grants_an_agent_of_that_release_and_takes_all_that_it_says(
+async def test_extender_accepts_an_agent_of_that_release(
     server: ReportServer, folder: Path, is_later: bool
 ) -> None:
     request = with_token((folder / REQUEST).read_bytes(), token(NODE))
@@ -132,7 +132,7 @@ async def test_an_agent_understands_the_last_words_of_an_extender_of_that_releas
         assert "gpu-2" in link.problem
 
 
-async def test_the_recording_of_this_release_is_what_its_programs_say(tmp_path: Path) -> None:
+async def test_recording_of_this_release_matches_its_handshake(tmp_path: Path) -> None:
     folder = RECORDINGS / project_version()
 
     said = await handshake(tmp_path)

@@ -38,7 +38,7 @@ def written(pod: dict[str, Any]) -> bytes:
     return json.dumps(REQUEST | {"Pod": pod}, separators=(",", ":")).encode()
 
 
-def test_kube_schedulers_question_uses_the_record_of_the_pod() -> None:
+def test_request_uses_the_record_of_a_known_pod() -> None:
     record = known()
 
     request = decode(BODY, record)
@@ -66,7 +66,7 @@ def test_another_pod_is_read() -> None:
     assert decode(BODY, replace(known(), uid="another")).pod == REQUEST["Pod"]
 
 
-def test_a_pod_of_which_not_all_is_kept_is_read() -> None:
+def test_incomplete_record_makes_the_pod_be_decoded() -> None:
     pod = json.loads(BODY)["Pod"]
     pod["metadata"]["annotations"]["idlegpu.io/prefer-models"] = "H100," * 1000
 
@@ -83,7 +83,7 @@ def test_a_pod_of_which_not_all_is_kept_is_read() -> None:
         BODY.replace(b'"name":"trainer"', b'"name":"\\u0074rainer"', 1),
     ],
 )
-def test_a_question_that_go_would_not_write_so_is_read(body: bytes) -> None:
+def test_request_in_unusual_json_is_decoded(body: bytes) -> None:
     assert body != BODY
     assert not isinstance(decode(body, known()).pod, PodRecord)
 
@@ -109,7 +109,7 @@ async def answers(client: Client) -> list[Any]:
     ]
 
 
-async def test_it_is_answered_alike(client: Client, world: World) -> None:
+async def test_known_pod_gets_the_same_answer(client: Client, world: World) -> None:
     read = await answers(client)
     world.fleet.apply_pod(known())
 

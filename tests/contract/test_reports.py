@@ -45,7 +45,7 @@ def of_a_later_release(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @releases
-def test_the_extender_understands_what_an_agent_of_that_release_says(folder: Path) -> None:
+def test_extender_decodes_reports_of_that_release(folder: Path) -> None:
     expected = json.loads((folder / MEANING).read_text())
 
     assert meaning(frames((folder / STREAM).read_bytes())) == expected
@@ -78,7 +78,7 @@ def test_a_message_that_would_be_misunderstood_is_refused_with_both_versions() -
         decode_update(msgspec.msgpack.encode({**message, "version": 2}))
 
 
-def test_the_recording_of_this_release_is_what_its_agent_says() -> None:
+def test_recording_of_this_release_matches_its_agent() -> None:
     folder = RECORDINGS / project_version()
 
     assert (folder / STREAM).read_bytes() == stream(), RECORD_AGAIN

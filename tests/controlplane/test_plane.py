@@ -37,7 +37,7 @@ async def test_the_real_scheduler_binds_a_stock_pod(
     )
 
 
-async def test_an_extender_is_asked_and_its_first_choice_taken(
+async def test_kube_scheduler_calls_the_extender_and_takes_its_first_choice(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     async with StubExtender(best="b") as stub:
@@ -64,7 +64,7 @@ async def test_a_pod_that_fits_nowhere_says_why(
     assert "Insufficient nvidia.com/gpu" in await cluster.wait_unschedulable(large)
 
 
-async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node_before(
+async def test_request_for_a_retried_pod_has_its_last_refusal(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     async with StubExtender() as stub:

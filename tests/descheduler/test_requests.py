@@ -151,7 +151,7 @@ async def test_pods_without_gpus_are_evicted_for_held_gpus_unless_a_label_decide
 # --- the descheduler does not know the extender's refusals ----------------------------------------
 
 
-async def test_towards_a_node_that_we_refuse_it_evicts_again_and_again_until_the_node_says_so(
+async def test_descheduler_evicts_repeatedly_until_a_taint_marks_the_refused_node(
     world: World, tmp_path: Path
 ) -> None:
     full = world.add("full", 2)
@@ -197,7 +197,7 @@ async def exclude(world: World, left: str, cards: int) -> str:
     return taken
 
 
-async def test_a_pod_is_evicted_and_waits_unless_a_mandatory_mark_or_a_taint_keeps_it(
+async def test_descheduler_evicts_a_pod_unless_a_mark_or_taint_prevents_it(
     world: World, tmp_path: Path
 ) -> None:
     left = await zoned(world, 2)

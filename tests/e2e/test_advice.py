@@ -84,7 +84,7 @@ async def full_and_calm(world: World) -> tuple[str, str]:
     return shared, whole
 
 
-async def test_cards_and_pods_are_judged_by_what_prometheus_remembers(world: World) -> None:
+async def test_advice_rests_on_the_history_in_prometheus(world: World) -> None:
     shared, whole = await full_and_calm(world)
     command = by_url(world)
 
@@ -125,7 +125,7 @@ async def test_a_pod_is_idle_since_before_the_extender_was_there(world: World) -
     assert "for at least " in holder["why"]
 
 
-async def test_without_a_past_nothing_is_said_of_use(world: World) -> None:
+async def test_advice_omits_use_without_history(world: World) -> None:
     shared = world.add_shared("shared", 1)
     await world.start(kubelets=False)
     await world.tenants(shared, 1, utilization=0.5)

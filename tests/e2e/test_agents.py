@@ -127,7 +127,7 @@ async def test_if_one_source_fails_the_other_continues(world: World, tmp_path: P
             await wait_source(world, "agent")
 
 
-async def test_a_gpu_that_turns_busy_outside_kubernetes_is_avoided_before_any_heartbeat(
+async def test_gpu_busy_outside_kubernetes_is_avoided_before_a_heartbeat(
     world: World, tmp_path: Path
 ) -> None:
     preferred, other = world.add("a-preferred", cards=1), world.add("b-other", cards=1)

@@ -26,7 +26,7 @@ async def open_gates(world: World, item: Object) -> None:
     )
 
 
-async def test_a_gated_pod_causes_no_request_and_holds_nothing_until_its_gate_is_removed(
+async def test_gated_pod_causes_no_request_and_holds_nothing(
     world: World,
 ) -> None:
     first, second = world.add("first", 1), world.add("second", 1)

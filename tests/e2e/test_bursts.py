@@ -91,7 +91,7 @@ async def test_pods_that_hold_gpus_survive_a_restart_of_the_extender(world: Worl
     assert spread(after) == dict.fromkeys(nodes, 4)
 
 
-async def test_readings_take_over_from_what_was_assumed(world: World) -> None:
+async def test_readings_replace_assumed_pods(world: World) -> None:
     quiet, loud = world.add_shared("quiet"), world.add_shared("loud")
     await world.start({"assumed": {"warm_up_seconds": 1}})
     await world.tenants(quiet, 2, utilization=0.0, memory="64Mi")

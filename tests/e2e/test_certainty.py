@@ -58,7 +58,7 @@ async def test_a_gpu_that_was_just_freed_is_before_a_silent_node(world: World) -
 
 
 @pytest.mark.parametrize("broken", [1, 2])
-async def test_fewer_gpus_that_all_work_are_before_more_of_which_some_are_broken(
+async def test_few_working_gpus_rank_before_many_partly_broken_ones(
     world: World, broken: int
 ) -> None:
     whole, partly = world.add("z-whole", 3), world.add("a-partly", 8)
@@ -77,7 +77,7 @@ async def test_a_silent_node_is_before_one_with_seven_broken_gpus_of_eight(world
     assert await world.place(pod("pod")) == silent
 
 
-async def test_fewer_idle_gpus_are_before_more_of_which_docker_uses_two(world: World) -> None:
+async def test_few_idle_gpus_rank_before_many_partly_used_by_docker(world: World) -> None:
     idle, used = world.add("z-idle", 3), world.add("a-used", 8)
     for index in (0, 1):
         world.fleet.set_foreign(used, index, FOREIGN)

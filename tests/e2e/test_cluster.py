@@ -59,7 +59,7 @@ def processes_that_know(folder: str) -> list[str]:
     return found
 
 
-async def test_it_places_one_pod_and_ends() -> None:
+async def test_cluster_places_one_pod_and_ends() -> None:
     async with cluster("--once") as process:
         output, _ = await process.communicate()
 

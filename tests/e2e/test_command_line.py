@@ -103,7 +103,7 @@ async def placed(world: World) -> tuple[str, str, Object]:
     return idle, busy, item
 
 
-async def test_the_commands_show_what_is_so(world: World) -> None:
+async def test_commands_show_the_state_of_the_cluster(world: World) -> None:
     idle, busy, _ = await placed(world)
     idlegpu = by_url(world)
 
@@ -140,7 +140,7 @@ async def test_a_bound_pod_is_explained_and_reported_in_one_event(world: World) 
     assert shown.count("GPU placement: ") == 1
 
 
-async def test_a_pod_that_waits_says_what_for(world: World) -> None:
+async def test_waiting_pod_states_its_reason(world: World) -> None:
     await placed(world)
     idlegpu = by_url(world)
     await world.client.create_all([pod("large", 4), pod("strict", 1, nodeSelector={"no": "such"})])
@@ -163,7 +163,7 @@ async def test_a_pod_that_waits_says_what_for(world: World) -> None:
     assert found["default/large"]["by_us"] == []
 
 
-async def test_what_kube_schedulers_own_filters_refused_is_reported_pod_by_pod(
+async def test_pending_reports_refusals_by_kube_schedulers_own_filters(
     world: World,
 ) -> None:
     world.add("open", 2)
@@ -218,7 +218,7 @@ async def test_our_refusals_are_distinguished_from_those_of_kube_scheduler(world
     assert "default/picky" in shown.out
 
 
-async def test_what_would_happen_is_what_happens(world: World) -> None:
+async def test_what_if_predicts_the_placement(world: World) -> None:
     idle, _, _ = await placed(world)
     idlegpu = by_url(world)
     run = ("run", "--gpus", "1", "--scheduler", world.services.setup.scheduler_name)
@@ -317,7 +317,7 @@ def _manifest(world: World) -> Any:
     return file
 
 
-async def test_a_user_who_may_not_use_the_proxy_gets_an_error(world: World) -> None:
+async def test_user_without_proxy_rights_gets_an_error(world: World) -> None:
     await placed(world)
     idlegpu = by_proxy(world, SCHEDULER)
 

@@ -250,7 +250,7 @@ async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
     assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-asked" in evidence
 
 
-async def test_what_may_not_be_read_has_not_passed(world: World) -> None:
+async def test_check_without_rights_does_not_pass(world: World) -> None:
     await healthy(world)
     plane = world.services.plane
     idlegpu = by_url(world)

@@ -144,7 +144,7 @@ async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
         assert await world.bound(pods) == [left, left]
 
 
-async def test_a_whole_gpu_that_is_held_goes_to_no_other_pod_although_it_counts_no_longer(
+async def test_held_whole_gpu_goes_to_no_other_pod_after_the_assumption_expired(
     world: World,
 ) -> None:
     only = world.add("only", 1)

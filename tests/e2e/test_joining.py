@@ -78,7 +78,7 @@ async def test_a_pod_that_we_refuse_is_one_that_karpenter_makes_nodes_for(world:
         pytest.param(("registered", "plugged", "started"), id="its device plugin comes between"),
     ],
 )
-async def test_a_node_that_joins_gets_the_waiting_pod_once_it_can_take_it_and_not_before(
+async def test_new_node_gets_the_waiting_pod_once_it_has_gpus(
     world: World, steps: tuple[str, ...]
 ) -> None:
     waiting = await refused(world)
@@ -97,7 +97,7 @@ async def test_a_node_that_joins_gets_the_waiting_pod_once_it_can_take_it_and_no
     assert await world.bound([waiting]) == [added]
 
 
-async def test_a_node_that_goes_is_not_asked_about_however_idle_it_is(world: World) -> None:
+async def test_removed_idle_node_is_no_candidate(world: World) -> None:
     busy, going = world.add_shared("busy"), world.add_shared("going")
     await world.start()
     await world.tenants(busy, 2, utilization=0.45)

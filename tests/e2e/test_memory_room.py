@@ -41,7 +41,7 @@ async def refused(world: World, item: Object) -> str:
     return await world.client.wait_unschedulable(item)
 
 
-async def test_what_a_pod_declared_is_kept_for_it_though_it_has_not_loaded_it_yet(
+async def test_declared_memory_stays_reserved_before_it_is_used(
     world: World,
 ) -> None:
     card = world.add_shared("card")
@@ -77,7 +77,7 @@ async def test_a_limit_of_vllm_counts_as_declared_memory(world: World) -> None:
     assert await world.place(asking("small", 6)) in {card, other}
 
 
-async def test_what_foreign_processes_hold_is_not_room_once_a_pod_has_left(world: World) -> None:
+async def test_foreign_memory_is_not_free_after_a_pod_has_left(world: World) -> None:
     card = world.add_shared("card")
     world.fleet.set_foreign(card, 0, Load(memory_bytes=12 * GIB))
     await world.start(BRIEF)
@@ -102,7 +102,7 @@ async def test_what_foreign_processes_hold_is_not_room_once_a_pod_has_left(world
     assert await world.bound([large]) == [card]
 
 
-async def test_what_pods_processes_do_not_explain_is_foreign_though_pods_may_still_load(
+async def test_memory_beyond_the_pods_processes_is_foreign_while_pods_load(
     world: World,
 ) -> None:
     """Newer exporters report each pod's memory on a shared GPU."""
@@ -118,7 +118,7 @@ async def test_what_pods_processes_do_not_explain_is_foreign_though_pods_may_sti
 
 
 @pytest.mark.parametrize(("gib", "is_evicted"), [(10, False), (5, True)])
-async def test_no_pod_is_evicted_where_what_others_declared_leaves_no_room(
+async def test_no_pod_is_evicted_if_declared_memory_leaves_no_room(
     world: World, gib: int, is_evicted: bool
 ) -> None:
     card = world.add_shared("card", replicas=2)
@@ -162,7 +162,7 @@ async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(world: World
     assert NO_MEMORY in unschedulable(waiting)
 
 
-async def test_the_next_of_an_owner_goes_where_what_its_pods_use_has_room(world: World) -> None:
+async def test_next_pod_of_an_owner_goes_where_its_usual_memory_fits(world: World) -> None:
     own, calm, roomy = (world.add_shared(name) for name in ("own", "calm", "roomy"))
     await world.start(BRIEF)
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "serve", "uid": "serve"}

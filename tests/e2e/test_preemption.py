@@ -57,7 +57,7 @@ async def test_a_pod_that_requires_idle_preempts_where_pods_hold_all_whole_gpus(
     assert kept[0]["metadata"]["name"] in left
 
 
-async def test_a_pod_that_requires_idle_evicts_no_pod_beside_a_free_gpu_in_foreign_use(
+async def test_idle_requirement_evicts_no_pod_beside_a_foreign_gpu(
     world: World,
 ) -> None:
     half, foreign = world.add("half"), world.add("foreign")

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 PRICES = {"A100": 2.0, "V100": 0.5}
 
 
-async def test_the_cheaper_of_two_idle_nodes_is_taken_unless_the_pod_names_the_dearer(
+async def test_cheaper_idle_node_wins_unless_the_pod_names_the_other_model(
     world: World,
 ) -> None:
     dear, cheap = world.add("a-a100", 2, A100_40GB), world.add("z-v100", 2, V100)
@@ -25,7 +25,7 @@ async def test_the_cheaper_of_two_idle_nodes_is_taken_unless_the_pod_names_the_d
     assert await world.place(pod("dear")) == dear
 
 
-async def test_strict_prices_leave_the_dear_node_to_those_who_find_no_cheap_one(
+async def test_strict_prices_use_the_expensive_node_last(
     world: World,
 ) -> None:
     dear, cheap = world.add("a-a100", 2, A100_40GB), world.add("z-v100", 1, V100)

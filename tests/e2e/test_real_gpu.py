@@ -211,7 +211,7 @@ async def test_a_pod_that_waits_for_a_real_gpu_is_bound_once_it_is_idle(
     assert placed == real
 
 
-async def test_what_a_pod_uses_of_the_real_gpu_that_it_holds_is_not_foreign(
+async def test_use_of_a_real_gpu_by_its_holder_is_not_foreign(
     world: World, tmp_path: Path, kubelet: FakeKubelet
 ) -> None:
     async with cluster_with(world, tmp_path, kubelet) as (real, _, agent):

@@ -122,7 +122,7 @@ async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World)
     assert spread(placed).keys() == set(nodes)
 
 
-async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bound_on_retry(
+async def test_killed_replica_loses_only_calls_in_flight(
     world: World,
 ) -> None:
     nodes = add_equal_nodes(world)

@@ -175,7 +175,7 @@ async def test_without_a_shortlist_another_extender_may_refuse_our_best_node(wor
         assert await world.place(pod("stock")) == second
 
 
-async def test_an_extender_that_is_not_ignorable_is_asked_before_us(world: World) -> None:
+async def test_other_extender_is_called_before_ours_if_not_ignorable(world: World) -> None:
     best, second = await best_of_three(world, 1)
     async with refusing(best) as url:
         # It comes after idlegpu in the configuration, and idlegpu is ignorable.
@@ -184,7 +184,7 @@ async def test_an_extender_that_is_not_ignorable_is_asked_before_us(world: World
         assert await world.place(pod("stock")) == second
 
 
-async def test_with_a_shortlist_a_pod_waits_for_what_a_later_extender_refuses(world: World) -> None:
+async def test_pod_waits_if_a_later_extender_refuses_the_whole_shortlist(world: World) -> None:
     best, _ = await best_of_three(world, 1)
     async with refusing(best) as url:
         await start_scheduler(world, other(url, ignorable=True))

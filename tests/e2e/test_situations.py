@@ -203,7 +203,7 @@ async def test_gkes_labels_alone_show_that_gpus_are_shared(world: World) -> None
     assert await world.place(asking("second-4", "4Gi")) == gke
 
 
-async def test_a_node_stays_readable_where_an_init_container_asked_for_more(world: World) -> None:
+async def test_node_stays_readable_if_an_init_container_requests_more(world: World) -> None:
     init = of(world, "init")
     more = [{"name": "prepares", "image": "image", "resources": {"limits": {GPU: "2"}}}]
     item = pod("prepared", nodeName=init, initContainers=more)

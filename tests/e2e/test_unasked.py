@@ -184,7 +184,7 @@ async def test_wrong_path_in_url_prefix_is_named(world: World, watched: Watched)
     assert (cause["field"], "/scheduler/filter" in cause["text"]) == ("urlPrefix", True)
 
 
-async def test_scores_that_are_never_asked_for_are_noticed(world: World, watched: Watched) -> None:
+async def test_missing_prioritize_verb_is_reported(world: World, watched: Watched) -> None:
     world.add("one", 4)
     world.add("other", 4)
     await watched.restart()
@@ -258,7 +258,7 @@ async def have_exchanged_messages(servers: list[ExtenderServer]) -> bool:
     return all(answering)
 
 
-async def test_two_replicas_that_are_asked_in_turn_accuse_no_pod(world: World) -> None:
+async def test_alternating_replicas_report_no_bypassed_pod(world: World) -> None:
     for number in range(4):
         world.add_shared(f"equal-{number}", cards=2, replicas=8)
     async with two_replicas(world) as watched:
@@ -270,7 +270,7 @@ async def test_two_replicas_that_are_asked_in_turn_accuse_no_pod(world: World) -
             assert report["unjudged"] == 0
 
 
-async def test_burst_asked_of_two_replicas_in_turn_is_spread(world: World) -> None:
+async def test_burst_is_spread_over_nodes_by_two_alternating_replicas(world: World) -> None:
     nodes = [world.add_shared(f"equal-{number}", cards=1, replicas=8) for number in range(4)]
     pods = [pod(f"unseen-{number}") for number in range(6)]
     async with two_replicas(world) as watched:

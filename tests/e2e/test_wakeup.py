@@ -101,7 +101,7 @@ async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(world: World
     )
 
 
-async def test_a_new_node_takes_pods_at_once_and_waiting_ones_once_it_is_known_to_be_idle(
+async def test_new_node_takes_pods_at_once_and_waiting_pods_once_idle(
     world: World,
 ) -> None:
     await start(world)

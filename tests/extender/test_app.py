@@ -61,7 +61,7 @@ async def test_telemetry_that_is_down_degrades_and_leaves_it_ready() -> None:
         assert (await part.get("/readyz"))[0] == 200
 
 
-async def test_without_a_prometheus_it_says_what_to_set() -> None:
+async def test_missing_prometheus_url_names_the_setting() -> None:
     async with running(prometheus=Prometheus()) as part:
         await until_degraded(part, "prometheus", "set prometheus.url")
 
@@ -106,7 +106,7 @@ async def test_bad_annotation_is_logged_once_and_becomes_an_event(
     assert "20Gb" in str(events[0]["note"])
 
 
-async def test_question_that_is_still_arriving_at_the_end_is_answered() -> None:
+async def test_request_still_arriving_at_shutdown_is_answered() -> None:
     body = orjson.dumps({"Pod": pod_object("late"), "NodeNames": ["gpu-h100-01", "unknown"]})
     head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
@@ -132,7 +132,7 @@ async def test_question_that_is_still_arriving_at_the_end_is_answered() -> None:
     assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
 
 
-async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_answered() -> None:
+async def test_new_connection_stays_open_at_shutdown_until_its_first_answer() -> None:
     body = orjson.dumps({"Pod": pod_object("first"), "NodeNames": ["gpu-h100-01", "unknown"]})
     head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
@@ -161,7 +161,7 @@ async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_a
     assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
 
 
-async def test_other_work_waits_from_the_first_bytes_of_kube_schedulers_next_question(
+async def test_other_work_waits_from_the_first_bytes_of_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = orjson.dumps({"Pod": {}, "Nodes": None, "NodeNames": ["gpu-h100-01"]})

@@ -164,7 +164,7 @@ def test_a_port_in_use_ends_with_status_1_and_no_traceback(kubeconfig: Path) -> 
     assert "Traceback" not in written
 
 
-def test_a_host_that_is_not_ours_ends_with_status_1_and_no_traceback(kubeconfig: Path) -> None:
+def test_foreign_host_ends_with_status_1_without_a_traceback(kubeconfig: Path) -> None:
     listen = "192.0.2.1:0"  # an address that is reserved for documentation
 
     status, written = run(

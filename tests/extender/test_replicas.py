@@ -61,7 +61,7 @@ async def test_pod_placed_by_one_replica_counts_at_all_others() -> None:
         assert [each.count("idlegpu_peers", state="known") for each in others] == [2, 2]
 
 
-async def test_pods_asked_about_at_one_replica_are_counted_by_none() -> None:
+async def test_pods_with_requests_at_one_replica_are_counted_by_none() -> None:
     async with running(2) as (cluster, replicas):
         for number, replica in zip(range(6), cycle(replicas), strict=False):
             pod = cluster.control.create_pod(pod_object(f"p{number}"))
@@ -74,7 +74,7 @@ async def test_pods_asked_about_at_one_replica_are_counted_by_none() -> None:
         assert [report.unjudged for report in reports] == [0, 0]
 
 
-async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
+async def test_pod_without_requests_is_counted_by_each_replica(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(2) as (cluster, replicas):
@@ -99,7 +99,7 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
     assert "pods bound without our answer" in caplog.messages
 
 
-async def test_burst_asked_alternately_is_spread() -> None:
+async def test_burst_with_alternating_replicas_is_spread() -> None:
     async with running(2) as (cluster, replicas):
         chosen: list[str] = []
         for number, (one, other) in zip(range(6), cycle((replicas, replicas[::-1])), strict=False):
@@ -144,7 +144,7 @@ async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.M
         assert all(first.assumed(pod) for pod in pods)
 
 
-async def test_a_restarted_replica_receives_all_records_again_and_counts_from_its_restart() -> None:
+async def test_restarted_replica_receives_all_records_again() -> None:
     async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1):
             await first.receive_all()
@@ -242,7 +242,7 @@ async def test_own_message_is_answered_and_not_taken() -> None:
         pytest.param(b" " * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes", id="too-long"),
     ],
 )
-async def test_bad_message_is_answered_with_what_is_wrong(body: bytes, words: str) -> None:
+async def test_bad_message_gets_an_error_that_names_the_field(body: bytes, words: str) -> None:
     async with described(2) as replicas, replicas.start(0) as first:
         async with first.session.post(
             f"{first.url}{PATH}", data=BytesIO(body), headers=PROOF

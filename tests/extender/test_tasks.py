@@ -97,7 +97,7 @@ def settings_file(folder: Path, kube: FakeKube) -> SettingsFile:
     return SettingsFile(path, {})
 
 
-async def test_whichever_task_fails_the_extender_answers_on(
+async def test_extender_answers_after_any_task_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.01)

@@ -85,7 +85,7 @@ async def end(world: World, pods: list[Object]) -> None:
         await world.client.delete(item)
 
 
-async def test_a_group_is_asked_about_once_it_is_whole_and_spread_as_a_burst_is(
+async def test_complete_group_is_requested_and_spread_like_a_burst(
     world: World,
 ) -> None:
     nodes = [world.add_shared(f"shared-{number}") for number in range(3)]
@@ -100,7 +100,7 @@ async def test_a_group_is_asked_about_once_it_is_whole_and_spread_as_a_burst_is(
     assert Counter(await world.bound([*first, last])) == dict.fromkeys(nodes, 2)
 
 
-async def test_a_group_that_does_not_fit_takes_nothing_from_others_and_starts_once_it_does(
+async def test_group_starts_once_it_fits_and_blocks_no_pods_before(
     world: World,
 ) -> None:
     small = world.add("small", 2)
@@ -203,7 +203,7 @@ async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World
     assert set(await world.bound(pods)) == set(large)
 
 
-async def test_a_group_that_is_tried_on_each_rack_counts_where_it_goes_and_nowhere_else(
+async def test_group_tried_on_each_rack_counts_only_where_it_goes(
     world: World,
 ) -> None:
     racks = {"a": [world.add("a", 2)], "b": [world.add(f"b-{at}", 2) for at in range(2)]}
@@ -228,7 +228,7 @@ async def test_a_group_that_is_tried_on_each_rack_counts_where_it_goes_and_nowhe
         await wait_nothing_assumed(world, name)
 
 
-async def test_a_group_evicts_no_more_than_it_needs_without_our_being_asked_whom(
+async def test_group_evicts_no_more_than_it_needs_without_the_preempt_verb(
     world: World,
 ) -> None:
     nodes = [world.add("one"), world.add("other")]

@@ -22,7 +22,7 @@ def test_without_apt_the_message_names_the_missing_program(
     assert "apt-get: not on this machine" in capsys.readouterr().out
 
 
-def test_what_apt_does_not_have_is_named_with_what_apt_says(tmp_path: Path) -> None:
+def test_missing_apt_package_is_named_with_apts_message(tmp_path: Path) -> None:
     for name in ("apt-get", "dpkg-deb"):
         program = tmp_path / name
         program.write_text("#!/bin/sh\necho E: no lists >&2\nexit 100\n")
@@ -32,9 +32,7 @@ def test_what_apt_does_not_have_is_named_with_what_apt_says(tmp_path: Path) -> N
         arm64.fetch()
 
 
-def test_the_tests_ask_for_what_was_not_fetched(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tests_request_missing_downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(platforms.VARIABLE, "arm64")
 
     with pytest.raises(arm64.FetchError, match="`make arm64` fetches"):

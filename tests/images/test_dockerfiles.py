@@ -62,7 +62,7 @@ def test_an_image_starts_from_a_python_that_cannot_change(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", OURS)
-def test_an_image_runs_without_root_and_adds_to_python_what_was_built(program: str) -> None:
+def test_image_runs_without_root_with_the_built_packages(program: str) -> None:
     _, final = stages(program)
 
     assert texts(final, "USER") == ["65532:65532"]
@@ -90,7 +90,7 @@ def test_an_image_holds_the_versions_that_the_tests_run_with(program: str) -> No
     assert "://" not in text
 
 
-def test_what_only_one_of_the_programs_needs_is_only_in_its_image() -> None:
+def test_packages_of_one_program_are_only_in_its_image() -> None:
     extender, agent = (set(versions(IMAGES / f"{program}.txt")) for program in OURS)
 
     assert extender >= EXTENDER_ALONE

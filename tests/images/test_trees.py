@@ -161,7 +161,7 @@ def hashes(tree: Path) -> dict[str, tuple[int, str]]:
     }
 
 
-async def test_the_extender_places_pods_over_tls_with_what_its_image_holds(
+async def test_extender_from_its_image_places_pods_over_tls(
     extender: Image, certificates: Path, tmp_path: Path
 ) -> None:
     webhooks, status = free_port(), free_port()
@@ -214,21 +214,21 @@ async def test_the_extender_serves_without_an_api_server(extender: Image, tmp_pa
         await until_answered(f"http://127.0.0.1:{status}/healthz")
 
 
-def test_certificates_are_made_with_what_the_extenders_image_holds(certificates: Path) -> None:
+def test_extender_image_can_create_certificates(certificates: Path) -> None:
     for side in ("extender", "kube-scheduler"):
         assert {path.name for path in (certificates / side).iterdir()} == {
             *("ca.crt", "tls.crt", "tls.key")
         }
 
 
-def test_the_agent_says_without_a_driver_what_is_missing(agent: Image) -> None:
+def test_agent_without_a_driver_names_what_is_missing(agent: Image) -> None:
     result = agent.run("-m", "agent", "--once", IDLEGPU_AGENT_NODE="gpu-7")
 
     assert result.returncode in {0, 3}, result.stderr  # 0 on a machine with a GPU
     assert "gpu-7" in result.stdout
 
 
-def test_the_agent_shows_what_a_driver_says(agent: Image, tmp_path: Path) -> None:
+def test_agent_in_its_image_prints_driver_values(agent: Image, tmp_path: Path) -> None:
     result = agent.run("-m", "agent", "--once", COLUMNS="200", **two_cards(agent, tmp_path))
 
     assert result.returncode == 0, result.stderr
@@ -238,7 +238,7 @@ def test_the_agent_shows_what_a_driver_says(agent: Image, tmp_path: Path) -> Non
     show(result.stdout)
 
 
-async def test_the_agent_serves_what_a_driver_says(agent: Image, tmp_path: Path) -> None:
+async def test_agent_in_its_image_serves_driver_values(agent: Image, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     variables = {"IDLEGPU_AGENT_LISTEN": address, "IDLEGPU_AGENT_KUBELET_SOCKET": ""}
 
@@ -283,7 +283,7 @@ def test_every_compiled_module_in_an_image_is_of_its_platform_and_loads(
 
 
 @pytest.mark.parametrize("program", ["extender", "agent"])
-def test_every_module_in_an_image_finds_what_it_imports(
+def test_every_module_in_an_image_finds_its_imports(
     program: str, request: pytest.FixtureRequest
 ) -> None:
     image: Image = request.getfixturevalue(program)

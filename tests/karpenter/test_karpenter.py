@@ -37,7 +37,7 @@ async def wait_event(world: World, item: Object, text: str) -> None:
     await wait_for(has_come, f"an event says {text!r}")
 
 
-async def test_it_counts_a_node_that_we_refuse_as_fitting_and_adds_none(
+async def test_karpenter_counts_a_refused_node_as_fitting_and_adds_none(
     world: World,
 ) -> None:
     taken = world.add("taken", 1)

@@ -215,7 +215,7 @@ async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_no_ot
 
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-async def test_new_pods_are_annotated_with_what_their_command_says(admitting: Admitting) -> None:
+async def test_new_pods_are_annotated_from_their_command(admitting: Admitting) -> None:
     item = gpu_pod(annotations={"team": "a"})
     item["spec"]["containers"][0]["args"] = ["vllm", "serve", "meta/Llama-3.1-70B", "--tp", "1"]
     own = gpu_pod(annotations={"idlegpu.io/prefer-models": "L4"})
@@ -233,7 +233,7 @@ async def test_new_pods_are_annotated_with_what_their_command_says(admitting: Ad
 
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-async def test_pods_keep_their_scheduler_while_the_second_one_does_not_renew_its_lease(
+async def test_pods_keep_their_scheduler_while_the_second_has_no_valid_lease(
     admitting: Admitting,
 ) -> None:
     admitting.scheduler.is_alive = False
@@ -303,7 +303,7 @@ async def test_a_webhook_whose_certificate_the_api_server_does_not_know_stops_no
 @pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-async def test_the_api_server_asks_who_cert_managers_cainjector_has_it_trust(
+async def test_api_server_trusts_the_webhook_by_cert_managers_cainjector(
     installation: Installation, tmp_path: Path
 ) -> None:
     await installation.add_kinds_of_others()

@@ -65,7 +65,7 @@ async def test_tokens_that_are_not_for_the_api_or_are_forged_are_refused(read: R
     assert (await read.extender.read("/v1/nodes", good))[0] == 200
 
 
-async def test_a_browser_keeps_the_token_as_a_cookie_and_sees_what_its_owner_may(
+async def test_browser_keeps_the_token_as_a_cookie(
     read: Read,
 ) -> None:
     token = await read.token(READER)

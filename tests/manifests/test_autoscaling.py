@@ -125,7 +125,7 @@ async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
 
 
 @pytest.mark.timeout(300)
-async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it_away_again(
+async def test_autoscaler_adds_and_removes_a_placeholder_for_waiting_pods(
     world: ClusterWorld, tmp_path: Path
 ) -> None:
     one = world.add("one", 8)
@@ -313,7 +313,7 @@ def test_clock_and_demand_scale_the_placeholders_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
-def test_each_file_says_what_it_is_and_the_guide_names_it(path: Path) -> None:
+def test_each_file_has_a_header_and_is_named_in_the_guide(path: Path) -> None:
     guide = (EXAMPLES.parents[1] / "docs" / "advice.md").read_text()
 
     assert path.read_text().startswith("# ")

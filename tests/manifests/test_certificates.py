@@ -137,7 +137,7 @@ def test_pods_mount_the_secrets_where_their_settings_look(secrets: Secrets) -> N
     }
 
 
-def test_names_are_those_that_everybody_asks_for_and_lets_in(secrets: Secrets) -> None:
+def test_certificates_have_the_names_that_clients_verify(secrets: Secrets) -> None:
     settings = shipped_settings().tls
     webhook = read(COMPONENTS / "admission" / "mutating-webhook-configuration.yaml")
     (service,) = (each["clientConfig"]["service"] for each in webhook["webhooks"])
@@ -186,7 +186,7 @@ def test_cert_managers_objects_name_each_other_and_the_same_secrets_as_the_job()
     assert (found["metadata"]["namespace"], found["spec"]["secretName"]) == (namespace, EXTENDER)
 
 
-def test_the_same_certificates_are_asked_for_in_every_way() -> None:
+def test_every_installation_requests_the_same_certificates() -> None:
     made = {way: make() for way, make in WAYS.items()}
 
     for name in SECRETS.values():
@@ -196,7 +196,7 @@ def test_the_same_certificates_are_asked_for_in_every_way() -> None:
             assert own <= program
 
 
-def test_who_comes_over_a_port_forward_finds_its_name_in_the_extenders_certificate() -> None:
+def test_extender_certificate_is_valid_over_a_port_forward() -> None:
     made = [make()[EXTENDER] for way, make in WAYS.items() if way != "existing-secrets"]
 
     assert ["localhost" in names_in(one) for one in made] == [True, True]
@@ -257,7 +257,7 @@ async def post(extender: Extender, folder: Path, path: str, *, shows: str | None
 
 
 @pytest.mark.parametrize("file", SCHEDULER_FILES)
-async def test_kube_scheduler_is_let_in_and_trusts_who_answers(
+async def test_kube_scheduler_and_extender_trust_each_other(
     extender: Extender, tmp_path: Path, file: str
 ) -> None:
     assert extender.addresses[0].startswith("https://")

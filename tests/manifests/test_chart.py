@@ -90,7 +90,7 @@ def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
         assert actual[name] == item
 
 
-def test_the_chart_makes_what_the_manifests_are(tmp_path: Path) -> None:
+def test_chart_renders_the_manifests(tmp_path: Path) -> None:
     assert_same({}, MANIFESTS, tmp_path)
 
 
@@ -137,7 +137,7 @@ def test_the_second_scheduler_is_a_choice_of_values(components: list[str], tmp_p
     assert_same({"components": components, "scheduler": {"enabled": True}}, overlay, tmp_path)
 
 
-def test_the_second_scheduler_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_second_scheduler_is_off_by_default(tmp_path: Path) -> None:
     assert not [item for item in rendered({}, tmp_path) if SCHEDULER in str(item["metadata"])]
 
 
@@ -305,7 +305,7 @@ def test_agents_which_read_their_settings_once_restart_with_other_ones(tmp_path:
     assert len({str(each["metadata"]["labels"]) for each in templates}) == 1
 
 
-def test_what_differs_from_cluster_to_cluster_is_a_value(tmp_path: Path) -> None:
+def test_cluster_specific_fields_are_chart_values(tmp_path: Path) -> None:
     items = rendered(
         {
             "components": ["fixed-address", "runtime-class", "service-monitor"],

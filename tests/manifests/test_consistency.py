@@ -84,7 +84,7 @@ def test_a_file_holds_one_object_that_its_kustomization_names(path: Path) -> Non
     assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "idlegpu"
 
 
-def test_the_extender_takes_its_settings_and_serves_where_everybody_looks_for_it() -> None:
+def test_extender_serves_the_ports_that_the_manifests_name() -> None:
     settings = extender_settings()
     container = container_of("Deployment", EXTENDER)
     services = {
@@ -107,7 +107,7 @@ def test_the_extender_takes_its_settings_and_serves_where_everybody_looks_for_it
         )
 
 
-def test_replicas_and_agents_find_every_pod_and_kube_scheduler_only_those_that_are_ready() -> None:
+def test_only_kube_scheduler_is_limited_to_ready_pods() -> None:
     services = {
         item["metadata"]["name"]: item["spec"] for item in items() if item["kind"] == "Service"
     }
@@ -119,7 +119,7 @@ def test_replicas_and_agents_find_every_pod_and_kube_scheduler_only_those_that_a
     assert not services[EXTENDER].get("publishNotReadyAddresses")
 
 
-def test_the_extender_has_time_to_take_leave_and_to_answer_what_it_accepted() -> None:
+def test_grace_period_covers_drain_and_open_requests() -> None:
     spec = template("Deployment", EXTENDER)["spec"]
     settings = extender_settings()
 
@@ -145,7 +145,7 @@ def test_the_agent_takes_its_settings_and_serves_where_it_is_scraped(tmp_path: P
 
 
 @pytest.mark.parametrize("kind_and_name", [("Deployment", EXTENDER), ("DaemonSet", AGENT)])
-def test_what_a_container_mounts_and_probes_is_there(kind_and_name: tuple[str, str]) -> None:
+def test_mounted_volumes_and_probed_ports_exist(kind_and_name: tuple[str, str]) -> None:
     container = container_of(*kind_and_name)
     volumes = {volume["name"] for volume in template(*kind_and_name)["spec"]["volumes"]}
     settings = container["args"][container["args"].index("--config") + 1]
@@ -198,7 +198,7 @@ def test_every_client_with_a_certificate_reaches_the_webhooks_and_nothing_else()
     assert extender_settings().tls.client_ca_file is not None
 
 
-def test_no_tenant_may_name_a_priority_of_ours_and_each_workload_may_name_the_systems() -> None:
+def test_system_priority_classes_are_limited_to_our_namespaces() -> None:
     shipped = items()
     quotas = {
         item["metadata"]["namespace"]: values
@@ -241,7 +241,7 @@ def pod_specs(item: Object) -> list[Object]:
     return [template["spec"]] if "spec" in template else []
 
 
-def test_every_namespace_refuses_what_no_policy_allows() -> None:
+def test_every_namespace_denies_traffic_without_a_policy() -> None:
     closed = {
         item["metadata"]["namespace"]: item["spec"]["policyTypes"]
         for item in items()
@@ -264,11 +264,11 @@ def variables(component: str, workload: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("target", ["node", "pod"])
-def test_what_is_woken_is_a_setting_that_the_extender_knows(target: str) -> None:
+def test_wake_component_uses_known_settings(target: str) -> None:
     assert extender_settings(variables(f"wake-{target}s", EXTENDER)).wake.target == target
 
 
-def test_the_policy_of_waking_pods_is_about_the_extenders_account_and_what_it_writes() -> None:
+def test_wake_policy_covers_the_extenders_account_and_writes() -> None:
     folder = COMPONENTS / "wake-pods"
     (subject,) = yaml.safe_load((folder / "cluster-role-binding.yaml").read_text())["subjects"]
     policy = (folder / "admission-policy.yaml").read_text()
@@ -323,7 +323,7 @@ def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_pa
 
 
 @pytest.mark.e2e
-def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown(
+def test_all_clients_of_the_status_port_use_https_by_default(
     tmp_path: Path,
 ) -> None:
     together = built(with_components(tmp_path, ["service-monitor"]))
@@ -341,7 +341,7 @@ def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown
 
 
 @pytest.mark.e2e
-def test_plain_http_is_had_by_everybody_who_looks_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_all_clients_of_the_status_port_use_http_with_status_plain(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["service-monitor", "status-plain"]))
     settings = extender_settings(variables("status-plain", EXTENDER))
 
@@ -364,7 +364,7 @@ def schemes(together: list[Object]) -> set[str]:
     }
 
 
-def test_the_api_server_reaches_the_status_port_from_where_the_right_to_the_proxy_decides() -> None:
+def test_network_policy_lets_the_api_server_proxy_to_the_status_port() -> None:
     policy = read(COMPONENTS / "api-proxy" / "network-policy.yaml")["spec"]
     labels = template("Deployment", EXTENDER)["metadata"]["labels"]
     environ = variables("api-proxy", EXTENDER)
@@ -379,7 +379,7 @@ def test_the_api_server_reaches_the_status_port_from_where_the_right_to_the_prox
 
 
 @pytest.mark.e2e
-def test_pods_of_a_node_reach_the_loads_of_its_gpus_and_nothing_else_of_the_agent(
+def test_pods_reach_only_the_gpu_loads_of_their_nodes_agent(
     tmp_path: Path,
 ) -> None:
     together = built(with_components(tmp_path, ["host-port"]))
@@ -402,7 +402,7 @@ def test_pods_of_a_node_reach_the_loads_of_its_gpus_and_nothing_else_of_the_agen
     assert for_some == [[{"namespaceSelector": monitoring}]]
 
 
-def test_no_term_of_the_agents_affinity_holds_while_the_gpu_operator_pauses_a_node() -> None:
+def test_agent_leaves_a_node_that_the_gpu_operator_pauses() -> None:
     affinity = template("DaemonSet", AGENT)["spec"]["affinity"]["nodeAffinity"]
     (required,) = affinity.values()
     for label, values in PAUSED.items():

@@ -107,7 +107,7 @@ def test_several_gpus_are_of_one_pod_and_used_by_a_process_each(name: str, gpus:
     assert f"--nproc-per-node={gpus}" in container["command"]
 
 
-def test_models_are_asked_for_by_the_labels_that_gfd_gives() -> None:
+def test_models_are_selected_by_gfd_labels() -> None:
     products = {model.name.replace(" ", "-") for model in (V100, A100_40GB, A100_80GB)}
 
     for name in ("gpu-by-label", "gpu-a100", "gpu-v100", "gpus-4-a100"):
@@ -116,7 +116,7 @@ def test_models_are_asked_for_by_the_labels_that_gfd_gives() -> None:
         assert products & set(expression["values"])
 
 
-def test_instance_types_are_asked_for_by_the_label_that_clouds_give() -> None:
+def test_instance_types_are_selected_by_the_cloud_label() -> None:
     assert {each["key"] for each in terms_of("gpu-by-instance-type")} == {
         "node.kubernetes.io/instance-type"
     }
@@ -147,7 +147,7 @@ def test_taints_of_gpu_nodes_are_tolerated(name: str) -> None:
     assert toleration in pod_of(name)["tolerations"]
 
 
-def test_spot_nodes_are_asked_for_by_label_tolerated_by_taint_and_no_failure_when_they_go() -> None:
+def test_spot_pods_select_tolerate_and_survive_spot_nodes() -> None:
     labels = {each["key"] for each in terms_of("gpu-spot")}
     tolerated = {each["key"] for each in pod_of("gpu-spot")["tolerations"]}
     (rule,) = workload("gpu-spot")["spec"]["podFailurePolicy"]["rules"]
@@ -158,7 +158,7 @@ def test_spot_nodes_are_asked_for_by_label_tolerated_by_taint_and_no_failure_whe
     assert rule["action"] == "Ignore"
 
 
-def test_shared_memory_is_a_volume_in_memory_with_a_limit_that_counts_to_the_pods() -> None:
+def test_shared_memory_volume_counts_to_the_pods_limit() -> None:
     mounts = {each["name"]: each["mountPath"] for each in container_of("gpus-8")["volumeMounts"]}
     (volume,) = (each for each in pod_of("gpus-8")["volumes"] if "emptyDir" in each)
 
@@ -197,7 +197,7 @@ def test_a_cache_is_a_claim_that_outlives_the_job_and_time_is_limited() -> None:
         ),
     ],
 )
-def test_a_framework_caps_its_own_memory_below_what_the_pod_says(
+def test_framework_limits_its_memory_below_the_annotation(
     name: str, names: tuple[str, ...], cap_bytes: float
 ) -> None:
     annotations = workload(name)["spec"]["template"]["metadata"]["annotations"]
@@ -219,16 +219,14 @@ def test_a_framework_caps_its_own_memory_below_what_the_pod_says(
         ("deployment-over-shares", "nvidia.com/gpu.shared"),
     ],
 )
-def test_a_share_is_asked_for_with_the_memory_that_it_needs(name: str, resource: str) -> None:
+def test_share_is_requested_with_its_memory(name: str, resource: str) -> None:
     annotations = workload(name)["spec"]["template"]["metadata"]["annotations"]
 
     assert container_of(name)["resources"]["limits"][resource] == 1
     assert annotations["idlegpu.io/gpu-memory"].endswith("Gi")
 
 
-def test_mig_is_asked_for_by_profile_where_strategies_mix_and_by_product_where_all_are_alike() -> (
-    None
-):
+def test_mig_is_requested_by_profile_or_by_product() -> None:
     (mixed,) = set(container_of("mig-mixed")["resources"]["limits"]) - {"memory"}
     product = pod_of("mig-single")["nodeSelector"]["nvidia.com/gpu.product"]
 

@@ -292,7 +292,7 @@ async def test_settings_of_others_are_taken_by_the_command_that_stands_in_them(
     assert kept["data"] == item["data"]
 
 
-def test_the_device_plugins_settings_offer_the_names_that_examples_ask_for() -> None:
+def test_device_plugin_settings_offer_the_names_in_the_examples() -> None:
     (item,) = objects(EXAMPLES / "settings" / "device-plugin.yaml")
     settings = {name: yaml.safe_load(text) for name, text in item["data"].items()}
     explained = "".join(path.read_text() for path in FILES)
@@ -308,7 +308,7 @@ def test_the_device_plugins_settings_offer_the_names_that_examples_ask_for() -> 
     assert renamed == {"time-slicing-renamed": True, "time-slicing": False, "mps": True}
 
 
-def test_the_exporters_file_lists_only_what_idlegpu_reads_or_dashboards_show() -> None:
+def test_exporter_file_lists_only_used_metrics() -> None:
     (item,) = objects(EXAMPLES / "settings" / "dcgm-exporter.yaml")
     lines = [line for line in item["data"]["metrics"].splitlines() if not line.startswith("#")]
     fields = [line.split(", ", maxsplit=2) for line in lines]

@@ -64,7 +64,7 @@ async def as_the_guide_says(folder: Path, installation: Installation) -> None:
 
 
 @pytest.mark.neighbours
-async def test_who_trusts_cert_managers_old_ca_knows_what_the_renewed_one_issues(
+async def test_old_ca_still_verifies_certificates_after_renewal(
     installation: Installation, tmp_path: Path
 ) -> None:
     await installation.add_kinds_of_others()

@@ -161,7 +161,7 @@ def test_a_state_that_lasts_fires_once_for_all_replicas(
     assert "SUCCESS" in promtool("test", "rules", str(path))
 
 
-def test_every_alert_says_how_grave_it_is_and_what_is_wrong() -> None:
+def test_every_alert_has_a_severity_and_a_description() -> None:
     names = [alert["alert"] for alert in alerts()]
 
     assert len(set(names)) == len(names)
@@ -182,7 +182,7 @@ def test_the_dashboard_is_the_described_one_and_follows_grafanas_schema() -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_panel_asks_the_chosen_source_and_cluster_and_explains_itself() -> None:
+def test_every_panel_uses_the_chosen_source_and_has_a_description() -> None:
     every = list(panels())
     targets = [target for panel in every for target in panel["targets"]]
 

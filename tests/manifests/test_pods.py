@@ -109,7 +109,7 @@ async def test_a_weaker_extender_is_refused_in_its_namespace(
         )
 
 
-async def test_the_agent_lacks_nothing_of_the_strictest_level_but_what_it_gives_reasons_for(
+async def test_agent_meets_the_restricted_level_but_for_stated_exceptions(
     installation: Installation,
 ) -> None:
     items = await installation.apply(MANIFESTS)

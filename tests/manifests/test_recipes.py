@@ -209,7 +209,7 @@ async def test_the_readmes_commands_install_a_second_scheduler(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_recipe_says_what_it_needs_how_long_it_takes_and_how_to_go_back(page: Path) -> None:
+def test_recipe_states_needs_duration_and_rollback(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
     assert re.search(r"Plan\s+(\d+|\w+)\s+minutes", text)

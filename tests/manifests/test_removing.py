@@ -69,7 +69,7 @@ async def is_empty(release: Release) -> None:
     await wait_for(nothing_is_left, "nothing of idlegpu is left", deadline_seconds=60)
 
 
-async def test_what_stays_after_an_uninstallation_goes_with_the_guides_commands(
+async def test_guide_removes_all_that_an_uninstallation_leaves(
     release: Release,
 ) -> None:
     for item in rendered({}, release.folder):
@@ -117,7 +117,7 @@ async def test_an_overlay_is_removed_without_rest_and_its_webhook_first(release:
     await is_empty(release)
 
 
-async def test_what_the_wrong_overlay_leaves_is_found_by_its_label(release: Release) -> None:
+async def test_objects_of_a_wrong_overlay_are_found_by_label(release: Release) -> None:
     await release.plane.kubectl("apply", "-k", str(OVERLAYS / "admission"))
     await release.plane.kubectl("delete", "-k", str(MANIFESTS))
     left = await release.left()

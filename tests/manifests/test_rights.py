@@ -118,7 +118,7 @@ async def test_the_extender_has_exactly_the_rights_that_it_uses(
     assert in_own == IN_CLUSTER | IN_OWN_NAMESPACE
 
 
-async def test_the_extender_can_do_what_it_needs(installation: Installation) -> None:
+async def test_extender_has_the_rights_that_it_needs(installation: Installation) -> None:
     await installation.apply(MANIFESTS)
     leases = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
     capacities = f"/apis/{STORAGE}/v1/namespaces/{EXTENDER_NAMESPACE}/csistoragecapacities"
@@ -147,7 +147,7 @@ async def test_the_extender_can_do_what_it_needs(installation: Installation) -> 
         await installation.admin.request("DELETE", path)
 
 
-async def test_the_extender_is_refused_what_it_does_not_need(installation: Installation) -> None:
+async def test_extender_has_no_other_rights(installation: Installation) -> None:
     await installation.apply(MANIFESTS)
     await installation.admin.create(node("a"))
     await installation.admin.create(pod("a"))
@@ -235,7 +235,7 @@ async def test_waking_pods_adds_the_right_to_change_their_gate_and_annotation_al
     await patch(installation.admin, f"{pods}/plain", {"metadata": {"finalizers": None}})
 
 
-async def test_who_makes_certificates_may_read_their_secrets_and_lease_and_no_other(
+async def test_certificate_job_may_read_only_its_secrets_and_lease(
     installation: Installation,
 ) -> None:
     await installation.apply(MANIFESTS)
@@ -299,7 +299,7 @@ async def test_an_agents_token_is_for_the_extender_alone(installation: Installat
     )
 
 
-async def test_the_second_scheduler_may_hold_its_own_lease_and_no_other_in_its_namespace(
+async def test_second_scheduler_may_hold_only_its_own_lease(
     installation: Installation,
 ) -> None:
     await installation.apply(MANIFESTS)

@@ -64,7 +64,7 @@ async def scheduler(installation: Installation) -> AsyncIterator[ApiClient]:
     await gone(installation, [f"{LEASES}/{SCHEDULER[1]}", f"{LEASES}/another"])
 
 
-async def test_it_has_the_rights_of_every_kube_scheduler_and_to_its_own_lease(
+async def test_second_scheduler_has_the_rights_of_a_kube_scheduler(
     installation: Installation, scheduler: ApiClient
 ) -> None:
     plane = installation.plane
@@ -84,7 +84,7 @@ async def test_it_has_the_rights_of_every_kube_scheduler_and_to_its_own_lease(
             assert found == (await rights(builtin, namespace) - of_all) | own
 
 
-async def test_it_can_place_pods_and_renew_its_lease(
+async def test_second_scheduler_can_place_pods_and_renew_its_lease(
     installation: Installation, scheduler: ApiClient
 ) -> None:
     await installation.admin.create(node("a"))
@@ -105,7 +105,7 @@ async def test_it_can_place_pods_and_renew_its_lease(
     await scheduler.request("POST", "/api/v1/namespaces/default/pods/a/binding", binding)
 
 
-async def test_it_is_refused_what_no_kube_scheduler_needs(
+async def test_second_scheduler_has_no_other_rights(
     installation: Installation, scheduler: ApiClient
 ) -> None:
     await installation.admin.create(node("a"))
@@ -132,7 +132,7 @@ async def test_its_manifests_pass_a_dry_run(installation: Installation) -> None:
 # --- certificates ---------------------------------------------------------------------------------
 
 
-async def test_who_makes_certificates_can_keep_them_and_touches_no_others(
+async def test_certificate_job_can_write_only_its_secrets(
     installation: Installation,
 ) -> None:
     await installation.apply(MANIFESTS)

@@ -143,7 +143,7 @@ async def second_process(
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
-def test_both_ask_in_the_same_way(path: Path) -> None:
+def test_both_schedulers_call_the_extender_alike(path: Path) -> None:
     extender = extender_of(path)
 
     assert extender["ignorable"] is True
@@ -292,7 +292,7 @@ def test_kubeadms_own_words_say_the_same_as_the_patch() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
-def test_both_verify_the_extender_and_prove_who_they_are(path: Path) -> None:
+def test_both_schedulers_use_mutual_tls(path: Path) -> None:
     extender = extender_of(path)
     tls = extender["tlsConfig"]
 
@@ -306,7 +306,7 @@ def test_both_verify_the_extender_and_prove_who_they_are(path: Path) -> None:
     ]
 
 
-def test_the_second_schedulers_pods_read_what_is_generated() -> None:
+def test_second_scheduler_reads_the_generated_configuration() -> None:
     items = built(SECOND_SCHEDULER)
     (config,) = [item["metadata"]["name"] for item in items if item["kind"] == "ConfigMap"]
     volumes = find(items, "Deployment", SECOND)["spec"]["template"]["spec"]["volumes"]

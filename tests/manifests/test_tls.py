@@ -79,7 +79,7 @@ async def counted(shipped: RunningExtender, name: str) -> list[tuple[Mapping[str
     return [(sample.labels, sample.value) for sample in samples if sample.name == name]
 
 
-async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
+async def test_kube_scheduler_calls_over_tls_with_the_jobs_certificates(
     shipped: RunningExtender, start_scheduler: StartScheduler
 ) -> None:
     await start_scheduler(asking(shipped, shipped.mounted / SIDE))
@@ -89,7 +89,7 @@ async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
     assert await decided(shipped) == {"asked"}
 
 
-async def test_kube_scheduler_asks_by_the_configuration_that_the_script_writes(
+async def test_kube_scheduler_runs_with_the_scripts_configuration(
     shipped: RunningExtender, start_scheduler: StartScheduler, tmp_path: Path
 ) -> None:
     plane, folder = shipped.installation.plane, tmp_path / "idlegpu"

@@ -235,7 +235,7 @@ def test_fields_that_are_off_by_default_are_printed_on_request() -> None:
         assert len(values(rich, name)) == 1
 
 
-def test_the_charts_shorter_list_of_fields_leaves_out_reserved_memory_and_driver() -> None:
+def test_short_field_list_lacks_reserved_memory_and_driver() -> None:
     omitted = frozenset({"DCGM_FI_DEV_FB_RESERVED", "DCGM_FI_DRIVER_VERSION"})
 
     text = rendered_node(ExporterBuild(omitted_fields=omitted))

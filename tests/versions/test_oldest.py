@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-async def test_it_is_the_oldest_that_answers(world: World) -> None:
+async def test_oldest_tested_version_is_running(world: World) -> None:
     version = await world.client.request("GET", "/version")
 
     assert version["gitVersion"] == OLDEST_KUBERNETES_VERSION

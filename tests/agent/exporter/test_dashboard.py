@@ -76,7 +76,7 @@ async def ask(session: aiohttp.ClientSession, path: str, **parameters: str) -> l
     return list(data["result"] if isinstance(data, dict) else data)
 
 
-async def test_every_panel_and_variable_of_dashboard_12239_has_data_if_the_card_measures_it(
+async def test_dashboard_12239_has_data_for_all_that_the_card_measures(
     prometheus: aiohttp.ClientSession, kind: str
 ) -> None:
     async with asyncio.timeout(60):

@@ -464,7 +464,7 @@ def links_down(rig: Rig, passes: int = 2) -> list[float | None]:
     return [device.values.get(Signal.NVLINKS_DOWN) for device in found.devices]
 
 
-def test_links_down_from_the_start_count_as_down_if_other_cards_of_the_model_have_them(
+def test_links_count_as_down_if_other_cards_of_the_model_have_them(
     rig: Rig,
 ) -> None:
     for card, up in zip(rig.cards, (18.0, 12.0, 18.0), strict=True):

@@ -231,7 +231,7 @@ def test_a_new_layout_carries_its_foreign_processes() -> None:
     assert second.foreign == first.foreign
 
 
-def test_the_largest_processes_of_each_device_are_named_and_their_number_is_bounded() -> None:
+def test_update_names_only_the_largest_processes_of_each_device() -> None:
     devices = tuple(Device(uuid=f"GPU-{at}", **strangers(50, name="x" * 500)) for at in range(100))
     said = Report(node="n", at=0.0, devices=devices)
     update = UpdateBuilder().build(said, Digest(), is_news=False, sent_at=0.0)

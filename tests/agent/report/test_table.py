@@ -71,7 +71,7 @@ def test_a_row_shows_the_known_values_of_a_device() -> None:
         assert expected in text
 
 
-def test_unknown_is_a_question_mark_and_a_free_device_has_no_pod() -> None:
+def test_table_shows_unknown_values_as_a_question_mark() -> None:
     free = Device(uuid="GPU-1", index=0, allocated_to=(), used_by=())
     unknown = Device(uuid="GPU-2", index=1)
 

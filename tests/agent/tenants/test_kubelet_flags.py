@@ -52,7 +52,7 @@ def test_flags_of_the_kubelet_are_read(
         '{\n  "topologyManagerPolicy": "restricted",\n  "topologyManagerScope": "pod"\n}',
     ],
 )
-def test_a_configuration_file_that_is_mounted_is_read_and_a_flag_counts_before_it(
+def test_kubelet_flag_overrides_its_mounted_configuration_file(
     machine: FakeMachine, tmp_path: Path, text: str
 ) -> None:
     file = tmp_path / "config.yaml"

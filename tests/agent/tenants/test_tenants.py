@@ -119,7 +119,7 @@ async def test_use_below_the_threshold_on_a_free_device_is_ignored(
         assert seen.foreign == Foreign()
 
 
-async def test_activity_by_one_signal_alone_is_foreign_use_only_with_a_foreign_process(
+async def test_activity_of_one_signal_is_foreign_only_with_a_foreign_process(
     world: World,
 ) -> None:
     alone = await world.seconds(3, memory=GIB // 2, busy=1.0, is_agreed=False)

@@ -34,7 +34,7 @@ async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(
     assert guarded.count("admitted") == 1
 
 
-async def test_a_caller_who_may_list_all_pods_sees_all_after_a_single_review(
+async def test_one_review_suffices_for_a_caller_who_may_list_all_pods(
     guarded: GuardedApi,
 ) -> None:
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
@@ -76,7 +76,7 @@ async def test_without_a_good_token_nothing_is_reported(
         assert "kubectl create token ACCOUNT --audience idlegpu-api" in await response.text()
 
 
-async def test_health_the_pages_files_and_paths_that_look_after_themselves_need_no_token(
+async def test_health_and_page_files_need_no_token(
     guarded: GuardedApi,
 ) -> None:
     client = await guarded.open()
@@ -125,7 +125,7 @@ async def test_a_token_in_the_own_header_passes_where_a_proxy_keeps_the_other(
     assert await shown(client, **{HEADER: TOKEN}) == ["blue/a", "another pod"]
 
 
-async def test_rights_are_asked_for_once_until_they_are_old(guarded: GuardedApi) -> None:
+async def test_rights_are_reviewed_once_until_they_expire(guarded: GuardedApi) -> None:
     guarded.reviewers.rights["alice"] = {"red"}
     client = await guarded.open()
     await shown(client)
@@ -232,7 +232,7 @@ async def test_requests_from_the_api_servers_proxy_need_no_token(
     assert (await client.get("/v1/pods")).status == status
 
 
-async def test_a_token_says_what_is_seen_where_the_proxy_would_see_all(guarded: GuardedApi) -> None:
+async def test_callers_token_limits_the_view_behind_the_proxy(guarded: GuardedApi) -> None:
     guarded.reviewers.rights["alice"] = {"red"}
     client = await guarded.open(proxies=("127.0.0.0/8",))
 

@@ -110,7 +110,7 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
     assert guarded.reviewers.reviewed_tokens == asked
 
 
-async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
+async def test_reviews_of_one_user_do_not_delay_others(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callers, "USER_REVIEWS", 2)

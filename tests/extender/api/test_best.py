@@ -34,7 +34,7 @@ async def test_best_is_the_ranking_that_a_pod_would_get_with_reasons(client: Cli
     assert answer["feasible"] == 1
 
 
-async def test_best_takes_what_a_pod_may_say(world: World, client: Client) -> None:
+async def test_best_takes_the_annotations_of_pods(world: World, client: Client) -> None:
     # A foreign process uses a GPU of the node that is called idle.
     world.add({"sure": [IDLE]})
     query = {
@@ -54,9 +54,7 @@ async def test_best_takes_what_a_pod_may_say(world: World, client: Client) -> No
     assert answer["feasible"] == 1
 
 
-async def test_best_counts_the_gpus_of_each_model_that_is_asked_for(
-    world: World, client: Client
-) -> None:
+async def test_best_counts_gpus_of_each_requested_model(world: World, client: Client) -> None:
     world.add({"other": [IDLE, IDLE]})
     world.add_pod("tenant", "other", gpus=2)
     cards = sum(record.allocatable.get(GPU, 0) for record in world.fleet.nodes.values())
@@ -158,7 +156,7 @@ async def test_best_changes_nothing(world: World, client: Client) -> None:
     assert len(world.history) == 0
 
 
-async def test_best_asks_for_the_first_of_the_resources_unless_reported(
+async def test_best_uses_the_first_resource_by_default(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     world.resources = ResourceNames(("example.com/gpu", GPU))
@@ -193,7 +191,7 @@ async def test_best_asks_for_the_first_of_the_resources_unless_reported(
         ({"gpu": "1"}, ("gpu='1' is no parameter", "gpus")),
     ],
 )
-async def test_a_bad_parameter_is_named_with_its_value_and_what_is_allowed(
+async def test_bad_parameter_is_named_with_value_and_allowed_values(
     client: Client, query: dict[str, str], parts: tuple[str, ...]
 ) -> None:
     error = (await get(client, "/v1/best", 400, **query))["error"]

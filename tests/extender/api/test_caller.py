@@ -73,7 +73,7 @@ def caller(server: Server) -> Caller:
     )
 
 
-async def test_questions_at_once_are_asked_for_together(server: Server, caller: Caller) -> None:
+async def test_concurrent_requests_share_one_review(server: Server, caller: Caller) -> None:
     server.now += 60.0
 
     async with asyncio.TaskGroup() as group:
@@ -114,9 +114,7 @@ async def test_while_nothing_changes_the_namespaces_are_not_looked_through_again
     assert len(server.asked) == 1 + len(NAMESPACES)
 
 
-async def test_a_namespace_that_comes_is_asked_about_at_once(
-    server: Server, caller: Caller
-) -> None:
+async def test_new_namespace_is_reviewed_at_once(server: Server, caller: Caller) -> None:
     await caller.renew()
     server.asked.clear()
 
@@ -172,7 +170,7 @@ async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(
     assert caller.sees("blue")
 
 
-async def test_nor_is_it_asked_again_and_again_whose_a_token_is(
+async def test_failed_token_review_is_not_repeated_at_each_request(
     server: Server, caller: Caller
 ) -> None:
     server.is_down = True
@@ -218,7 +216,7 @@ async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[G
         yield found
 
 
-async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(
+async def test_revoked_token_is_not_reviewed_at_each_request(
     guarded: GuardedApi,
 ) -> None:
     assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200

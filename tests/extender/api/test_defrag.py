@@ -145,7 +145,7 @@ def test_a_pod_needs_cpu_on_the_other_node(world: World) -> None:
         pytest.param({"nodes": "a"}, "is no parameter of this path", id="parameter"),
     ],
 )
-async def test_bad_questions_say_what_is_allowed(
+async def test_bad_parameter_reports_allowed_values(
     client: Client, query: dict[str, str], message: str
 ) -> None:
     answer = await get(client, "/v1/defrag", 400, **query)

@@ -61,7 +61,7 @@ def test_unhealthy_gpus_are_counted_by_their_reason(world: World) -> None:
     assert sum(counts) == world.count("idlegpu_devices", state="unhealthy")
 
 
-def test_each_source_shows_its_age_its_failures_and_what_it_could_not_match(world: World) -> None:
+def test_each_source_shows_age_failures_and_unmatched_series(world: World) -> None:
     register(world)
 
     assert world.count("idlegpu_source_up", source="prometheus") == 1

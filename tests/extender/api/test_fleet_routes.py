@@ -23,7 +23,7 @@ async def test_every_node_with_gpus_is_listed_by_name(world: World, client: Clie
     assert answer["sources"]["prometheus"]["devices"] == 8
 
 
-async def test_objects_that_cannot_be_read_are_named_to_those_who_may_read_their_namespace(
+async def test_unreadable_objects_are_named_to_callers_with_rights(
     aiohttp_client: MakeClient,
 ) -> None:
     world = World(unreadable={"pods": [("team", "a"), ("other", "b")], "nodes": [("", "n")]})
@@ -43,7 +43,7 @@ async def test_a_fleet_without_nodes_is_an_empty_list(aiohttp_client: MakeClient
     assert (await get(client, "/v1/best"))["best"] == []
 
 
-async def test_a_node_shows_what_it_has_and_how_busy_that_is(client: Client) -> None:
+async def test_node_shows_its_gpus_and_their_use(client: Client) -> None:
     node = await get(client, "/v1/nodes/idle")
 
     assert node["model"] == "H100 80GB HBM3"
@@ -150,7 +150,7 @@ async def test_a_head_request_has_no_body(client: Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes/gone", "/v1/gpus?node=gone", "/v1/decisions/9"])
-async def test_what_is_not_known_is_404(client: Client, path: str) -> None:
+async def test_unknown_node_is_404(client: Client, path: str) -> None:
     response = await client.get(path)
 
     assert response.status == 404

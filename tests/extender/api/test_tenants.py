@@ -217,7 +217,7 @@ async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> 
         assert leaks(await response.text()) == []
 
 
-async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) -> None:
+async def test_callers_with_rights_see_pods_by_name(cluster: Cluster) -> None:
     cluster.extender.pod_routes.idleness.look()
     by_path = {path: (await cluster.read(path, FRIEND))[1] for path in cluster.paths()}
 
@@ -228,7 +228,7 @@ async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) ->
         assert leaks((await cluster.read(path, FRIEND))[1]), path
 
 
-async def test_only_callers_who_may_read_all_pods_see_processes_outside_kubernetes(
+async def test_foreign_processes_show_only_to_callers_who_may_list_all_pods(
     cluster: Cluster,
 ) -> None:
     for path in ("/v1/gpus?node=node-b", "/v1/nodes/node-b", "/v1/page/nodes/node-b"):
@@ -253,9 +253,7 @@ async def test_only_callers_who_may_read_all_pods_see_processes_outside_kubernet
 
 
 @pytest.mark.parametrize("about", ABOUT)
-async def test_asking_for_another_tenants_pod_is_answered_as_for_one_that_is_not_there(
-    cluster: Cluster, about: str
-) -> None:
+async def test_another_tenants_pod_looks_like_a_missing_pod(cluster: Cluster, about: str) -> None:
     missing = about.replace("hush", "none")
 
     for path in cluster.paths():

@@ -42,7 +42,7 @@ def advise(advising: str) -> Run:
     return runner(advising)
 
 
-def test_a_table_shows_cards_and_pods_and_what_it_rests_on(advise: Run) -> None:
+def test_table_shows_cards_pods_and_the_measured_period(advise: Run) -> None:
     result = advise("advise")
 
     assert result.stdout == TABLE
@@ -71,7 +71,7 @@ def test_programs_get_json_and_yaml_of_the_same_with_every_field(
     assert len(as_json["pods"]) == 2
 
 
-def test_one_node_is_shown_alone_and_what_is_left_out_is_said(advise: Run) -> None:
+def test_single_node_output_counts_omitted_findings(advise: Run) -> None:
     alone = advise("advise", "--node", "w").stdout
     few = advise("advise", "--limit", "1").stdout
 

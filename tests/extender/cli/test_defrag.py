@@ -5,14 +5,14 @@ import pytest
 from testkit.cli_serving import Run
 
 
-def test_it_names_the_pods_to_move(run: Run) -> None:
+def test_defrag_names_the_pods_to_move(run: Run) -> None:
     result = run("defrag", "--for", "gpus=4")
 
     assert "team/train" in result.stdout
     assert "Job train" in result.stdout
 
 
-def test_it_names_nodes_that_have_room(run: Run) -> None:
+def test_defrag_names_nodes_with_room(run: Run) -> None:
     result = run("defrag", "--for", "gpus=2")
 
     assert result.exit_code == 0
@@ -20,7 +20,7 @@ def test_it_names_nodes_that_have_room(run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["8", "gpus=0", "gpus=x", "gpus=2000", "cpus=8"])
-def test_bad_input_says_what_is_allowed(run: Run, text: str) -> None:
+def test_bad_input_reports_allowed_values(run: Run, text: str) -> None:
     result = run("defrag", "--for", text)
 
     assert result.exit_code == 2

@@ -28,7 +28,7 @@ def test_the_example_of_the_client_runs(
     ]
 
 
-def test_the_example_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_example_reports_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     example, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     monkeypatch.setenv("IDLEGPU_URL", "http://127.0.0.1:9")
 

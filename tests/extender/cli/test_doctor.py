@@ -80,7 +80,7 @@ def test_wrong_usage_is_reported(run: Run, arguments: list[str], words: str) -> 
     assert result.exit_code == 2
 
 
-def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
+def test_extender_is_queried_without_a_cluster(run: Run) -> None:
     result = run("doctor", "-o", "json", KUBECONFIG="/nowhere")
 
     report = json.loads(result.stdout)
@@ -90,7 +90,7 @@ def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
     assert "IG101" not in why
 
 
-def test_what_keeps_many_checks_from_running_is_reported_once(run: Run) -> None:
+def test_common_cause_of_skipped_checks_is_reported_once(run: Run) -> None:
     result = run("doctor", KUBECONFIG="/nowhere")
 
     lines = result.stdout.splitlines()
@@ -103,7 +103,7 @@ def test_what_keeps_many_checks_from_running_is_reported_once(run: Run) -> None:
     assert "IG203 could not run" in run("doctor", "-o", "wide", KUBECONFIG="/nowhere").stdout
 
 
-def test_without_cluster_and_extender_one_line_says_that_nothing_could_be_checked(
+def test_doctor_prints_one_line_without_cluster_and_extender(
     run: Run,
 ) -> None:
     result = run("doctor", IDLEGPU_URL="", KUBECONFIG="/nowhere")

@@ -55,7 +55,7 @@ from testkit.cli_serving import Run, runner, serving
         (["nodes", "--url", "http://127.0.0.1:9"], 3, "cannot reach http://127.0.0.1:9: "),
     ],
 )
-def test_a_failure_says_what_and_what_is_allowed(
+def test_failure_names_the_value_and_allowed_values(
     run: Run, arguments: list[str], status: int, words: str
 ) -> None:
     result = run(*arguments)
@@ -69,9 +69,7 @@ def test_one_pod_without_decisions_prints_no_empty_list(run: Run) -> None:
     assert run("decisions", "absent").stdout == ""
 
 
-def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_reported_as_such(
-    run: Run, tmp_path: Path
-) -> None:
+def test_plain_http_to_a_tls_port_is_reported(run: Run, tmp_path: Path) -> None:
     issue(tmp_path)
     shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     shown.load_cert_chain(tmp_path / "extender" / "tls.crt", tmp_path / "extender" / "tls.key")
@@ -111,7 +109,7 @@ def test_a_manifest_without_a_pod_is_refused(run: Run, text: str) -> None:
         ("{}", "cannot use kubeconfig"),
     ],
 )
-def test_a_kubeconfig_that_is_none_is_reported(
+def test_invalid_kubeconfig_is_reported(
     run: Run, tmp_path: Path, kubeconfig: str, words: str
 ) -> None:
     file = tmp_path / "kubeconfig"

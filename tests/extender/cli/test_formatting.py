@@ -46,6 +46,6 @@ def test_a_time_span_is_read_as_it_is_written(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "h", "1x", "-1h", "12h1d"])
-def test_what_is_no_time_span_is_refused(text: str) -> None:
+def test_invalid_time_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a time such as 30m"):
         parse_span(text)

@@ -66,7 +66,7 @@ def test_processes_are_under_the_row_of_their_gpu_in_80_columns() -> None:
     assert lines[-1].startswith("node-3::1")
 
 
-def test_explain_says_who_uses_a_foreign_gpu_now() -> None:
+def test_explain_names_the_processes_on_a_foreign_gpu() -> None:
     world = World()
     cards = {"node-1": [Gpu(busy=0.9, used_gib=30.0), IDLE]}
     world.add(cards)

@@ -59,7 +59,7 @@ def test_without_set_it_reports_that_everything_came_out_the_same(log: Path) -> 
     assert "changed settings" not in shown.stdout
 
 
-def test_with_set_it_reports_what_would_differ(log: Path) -> None:
+def test_replay_with_set_reports_differences(log: Path) -> None:
     shown = run(str(log), "--set", "weights.memory=9", "--set", "weights.utilization=0.1")
 
     assert shown.exit_code == 0, shown.output
@@ -101,7 +101,7 @@ def test_a_decision_that_comes_out_otherwise_is_named(log: Path) -> None:
         pytest.param(["--set", "strategy=best"], "strategy", id="value"),
     ],
 )
-def test_wrong_usage_is_reported_with_what_is_allowed(
+def test_wrong_usage_is_reported_with_allowed_values(
     log: Path, arguments: list[str], reported: str
 ) -> None:
     shown = run(str(log), *arguments)

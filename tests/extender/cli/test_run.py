@@ -116,7 +116,7 @@ def printed(run: Run, *arguments: str) -> Object:
     return item
 
 
-def test_a_job_is_printed_that_asks_for_what_was_said(run: Run) -> None:
+def test_dry_run_prints_a_job_with_the_options(run: Run) -> None:
     job = printed(
         run, "--gpus", "2", "--model", "A100,H100", "--memory", "20Gi", "--cpu", "8", "--name",
         "mine", "-n", "team", "--scheduler", "idlegpu-scheduler", "--", "python", "t.py", "--lr=1",
@@ -185,7 +185,7 @@ def test_a_wish_that_cannot_be_read_is_refused(run: Run, option: tuple[str, str]
     assert f"{option[1]!r}: must be" in result.stderr
 
 
-def test_the_client_submits_what_the_command_line_prints(
+def test_client_submits_the_job_that_the_command_prints(
     run: Run, cluster: FakeCluster, kubeconfig: Path
 ) -> None:
     printed_job = printed(
@@ -286,9 +286,7 @@ def test_the_only_scheduler_that_calls_us_places_it_and_its_name_is_printed(
     assert len(spec["tolerations"]) == (1 if chosen is None else 2)
 
 
-def test_it_is_submitted_to_the_namespace_of_the_kubeconfig(
-    submit: Run, cluster: FakeCluster
-) -> None:
+def test_job_goes_to_the_namespace_of_the_kubeconfig(submit: Run, cluster: FakeCluster) -> None:
     result = submit("run", "--apply", "--name", "mine", "--", "true")
 
     ((path, item),) = cluster.created
@@ -307,7 +305,7 @@ def test_a_pod_to_work_in_is_submitted_and_the_command_to_delete_it_is_printed(
     assert "kubectl -n other delete pod mine" in result.stderr
 
 
-def test_what_the_api_server_refuses_is_reported(submit: Run, cluster: FakeCluster) -> None:
+def test_api_server_refusal_is_reported(submit: Run, cluster: FakeCluster) -> None:
     cluster.refuses = True
 
     result = submit("run", "--apply", "--", "true")
@@ -326,7 +324,7 @@ def test_submitting_takes_a_kubeconfig(run: Run, tmp_path: Path) -> None:
 # --- smoke ----------------------------------------------------------------------------------------
 
 
-def test_smoke_prints_what_nvidia_smi_says_and_deletes_the_pod(
+def test_smoke_prints_nvidia_smi_output_and_deletes_the_pod(
     submit: Run, cluster: FakeCluster
 ) -> None:
     result = submit("smoke", "node-7")
@@ -354,7 +352,9 @@ def test_a_smoke_that_fails_says_why_and_still_deletes_the_pod(
     assert result.exit_code == 1
 
 
-def test_a_smoke_that_waits_for_too_long_says_what_for(submit: Run, cluster: FakeCluster) -> None:
+def test_smoke_reports_why_the_pod_waits_after_the_timeout(
+    submit: Run, cluster: FakeCluster
+) -> None:
     cluster.phase = ""
 
     result = submit("smoke", "node-7", "--wait", "0s")

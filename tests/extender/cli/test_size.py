@@ -33,7 +33,7 @@ from testkit.cli_serving import Run
         ("", "run --http 80 --attp 9 --setup 3", 1, None, False, "guessed"),
     ],
 )
-def test_a_proposal_says_what_it_rests_on(
+def test_proposal_states_its_basis(
     text: str, command: str, gpus: int, gib: int | None, is_share: bool, certainty: str
 ) -> None:
     found = propose(text, command)
@@ -43,7 +43,7 @@ def test_a_proposal_says_what_it_rests_on(
     assert found.because
 
 
-def test_what_similar_pods_used_counts_before_words() -> None:
+def test_use_of_similar_pods_counts_before_the_description() -> None:
     measured = Measured(by="owner", pods=3, memory_bytes=9 * GIB)
 
     found = propose("train a 7B model", "", measured)

@@ -103,7 +103,7 @@ def test_the_typed_answers_leave_nothing_out(url: str, path: str) -> None:
     assert missing(client.get(path), typed) == []
 
 
-def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run) -> None:
+def test_option_shows_every_recorded_node_in_detail(run: Run) -> None:
     text = run("explain", "fresh", "--scores", "-o", "wide").stdout
     one = run("explain", "fresh", "--scores", "--node", "node-3").stdout
     plain = run("explain", "fresh", "--node", "node-3").stdout

@@ -73,7 +73,7 @@ def top(fleet: Changing) -> Iterator[Terminal]:
         yield terminal
 
 
-def test_it_shows_what_changes_without_being_asked(fleet: Changing, top: Terminal) -> None:
+def test_top_refreshes_by_itself(fleet: Changing, top: Terminal) -> None:
     top.read_until("1 GPU, 0% busy on average:  1 idle")
 
     for busy, words in (("0.95", "95% busy on average"), ("0.4", "40% busy on average")):
@@ -96,7 +96,7 @@ def test_an_extender_that_goes_away_is_reported_and_comes_back(
 
 
 @pytest.mark.parametrize("key", [pytest.param("q", id="q"), pytest.param("\x03", id="ctrl-c")])
-def test_it_ends_with_status_0_and_leaves_the_terminal_as_it_was(top: Terminal, key: str) -> None:
+def test_top_exits_with_status_0_and_restores_the_terminal(top: Terminal, key: str) -> None:
     top.read_until("busy on average")
     assert top.settings != top.before
 
@@ -149,7 +149,7 @@ def test_top_keeps_writing_in_the_background(fleet: Changing, tmp_path: Path) ->
 
 
 @pytest.mark.timeout(180)
-def test_without_a_terminal_it_writes_one_look_after_the_other(fleet: Changing) -> None:
+def test_top_appends_screens_without_a_terminal(fleet: Changing) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "extender.cli", "top", "--interval", "0.2", "--url", fleet.url],
         stdin=subprocess.DEVNULL,

@@ -36,7 +36,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_value_is_lost(
     )
 
 
-def test_optional_columns_are_left_out_from_the_right_and_others_go_under_their_row() -> None:
+def test_narrow_table_drops_optional_columns_and_wraps_others() -> None:
     columns = ["POD", "?>AGE", "?MODEL", "_BY US"]
     table = sheet(columns, [["team/a", "3", "H100", "1 busy", "Job a"]], ["OWNER"])
 

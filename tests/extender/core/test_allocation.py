@@ -19,7 +19,7 @@ def test_mapped_pods_hold_their_devices() -> None:
     assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0, 1, 1), 3, 0, True)
 
 
-def test_a_young_pod_that_the_mapping_does_not_show_takes_one_of_the_free_devices() -> None:
+def test_unmapped_young_pod_takes_a_free_device() -> None:
     row = row_of([("a",), (), ()], pod("a"), young("b"))
 
     assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0, 0), 2, 1, True)
@@ -74,7 +74,7 @@ def test_replicas_that_the_mapping_shows_on_fewer_devices_are_on_those() -> None
     assert (row.used, row.held, row.is_agreed) == ((3, 1), 4, True)
 
 
-def test_unseen_pods_on_shared_devices_are_put_where_the_policy_puts_them_oldest_first() -> None:
+def test_unseen_pods_are_allocated_by_the_sharing_policy_oldest_first() -> None:
     packed = replace(TENANCY, shared_policy=SharedPolicy.PACKED)
     pods = [young("b", memory_bytes=int(GIB)), young("a", bound_at=NOW - 9)]
 
@@ -107,5 +107,5 @@ def test_a_pod_that_has_not_started_or_a_device_that_is_not_read_stays_assumed(
     assert (row.assumed, row.assumed_shares) == ((1,), (1,))
 
 
-def test_what_the_kubelet_does_not_offer_is_withdrawn() -> None:
+def test_devices_that_the_kubelet_does_not_offer_are_withdrawn() -> None:
     assert row_of(8, allocatable=7).withdrawn == 1

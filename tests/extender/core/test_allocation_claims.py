@@ -95,7 +95,7 @@ def test_a_claim_holds_a_shared_device_whole() -> None:
     assert row_of([("claims",), ()], claims, replicas=4, serving=BY_CLAIMS).used == (4, 0)
 
 
-def test_a_claim_does_not_stand_for_what_its_pod_has_from_the_plugin() -> None:
+def test_claim_does_not_cover_plugin_devices_of_its_pod() -> None:
     both = pod("both", 1, has_claims=True, claimed=(ONE,))
 
     row = row_of([("both",), (), ()], both, serving={"count": 2})

@@ -71,7 +71,7 @@ def test_assumed_tenants_count_as_load(device: Gpu, expected: float) -> None:
     assert chance_of(device) == pytest.approx(expected)
 
 
-def test_the_pods_own_thresholds_decide_what_is_idle() -> None:
+def test_pods_own_thresholds_decide_idleness() -> None:
     own = ask(thresholds=Thresholds(utilization=0.8, memory=0.8))
 
     assert chance_of(gpu(utilization=0.7, memory_used=0.7), asked=own) == 1.0

@@ -72,7 +72,7 @@ def test_a_pod_never_counts_against_itself() -> None:
     assert counted(ledger(assumption("a"), assumption("b")), without="a") == {"node": ["b"]}
 
 
-def test_a_pod_counts_in_each_resource_that_it_asks_for() -> None:
+def test_assumed_pod_counts_in_each_requested_resource() -> None:
     made = ledger(assumption(resources=((GPU, 2), ("mig", 1)), memory_bytes=5))
 
     assert made.overlays(without="") == {

@@ -126,7 +126,7 @@ def test_tentative_pods_count_on_their_node_at_once() -> None:
     assert ranking(decision) == ["b", "a"]
 
 
-def test_room_that_tentative_pods_asked_for_is_gone() -> None:
+def test_memory_requested_by_tentative_pods_is_taken() -> None:
     twenty = int(20 * GIB)
     nodes = {"a": shared(gpu(memory_free_bytes=30 * GIB))}
     other = Tenant(uid="other", count=1, memory_bytes=twenty)
@@ -177,7 +177,7 @@ def test_the_load_filter_leaves_other_refusals_alone() -> None:
     assert filtered({"dead": node(gpu(is_excluded=True))}) == {"dead": Code.UNHEALTHY}
 
 
-def test_the_load_filter_passes_the_nominated_node_while_readings_show_its_victims() -> None:
+def test_load_filter_passes_the_nominated_node_with_its_victims_readings() -> None:
     nodes = {"idle": node(), "made-room": node(busy(used=1), leaving=(0,)), "busy": node(busy())}
 
     assert filtered(nodes, nominated_node="made-room") == {"busy": Code.BUSY}
@@ -217,7 +217,7 @@ def two_pools(whole: dict[str, Node], instances: dict[str, Node]) -> Snapshot:
     )
 
 
-def test_a_pod_that_asks_for_two_resources_is_as_well_off_as_with_the_worse_one() -> None:
+def test_pod_with_two_resources_gets_the_worse_score() -> None:
     snapshot = two_pools(
         {"a": node(), "b": node(gpu(is_excluded=True)), "c": node()},
         {"a": node(busy()), "b": node(), "c": node()},

@@ -85,7 +85,7 @@ def test_nothing_is_known_without_places_or_of_very_wide_nodes() -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14), st.integers(0, 127))
-def test_the_largest_joined_set_of_some_devices_is_that_of_all_choices_unless_sets_are_left_out(
+def test_largest_joined_set_matches_brute_force_unless_cut(
     links: set[tuple[int, int]], kept: int
 ) -> None:
     linked = {frozenset(pair) for pair in links if pair[0] != pair[1]}
@@ -112,7 +112,7 @@ def test_the_largest_joined_set_of_some_devices_is_that_of_all_choices_unless_se
 # --- the order ------------------------------------------------------------------------------------
 
 
-def test_of_equal_nodes_the_one_with_joined_free_gpus_wins_then_the_one_on_one_numa_node() -> None:
+def test_nvlink_breaks_ties_before_one_numa_node() -> None:
     nodes = {
         "a-apart": eight(0b0011_0011, joined=QUADS, numa=QUADS),
         "b-numa": eight(0b0000_1111, numa=QUADS),
@@ -183,7 +183,7 @@ def aligned(held: int, alignment: Alignment, numa: tuple[int, ...] = QUADS) -> N
     return eight(held, numa=numa, alignment=int(alignment))
 
 
-def test_a_node_whose_free_gpus_are_on_two_numa_nodes_is_refused_under_single_numa_node() -> None:
+def test_single_numa_node_policy_refuses_gpus_on_two_numa_nodes() -> None:
     nodes = {"a": aligned(SPLIT, Alignment.SINGLE), "b": aligned(0b1111, Alignment.SINGLE)}
     decision = decide_on(nodes, request(4))
 

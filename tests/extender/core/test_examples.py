@@ -252,7 +252,7 @@ def test_the_examples_of_the_documentation_are_right(name: str) -> None:
 
 
 @pytest.mark.parametrize("clause", [EARLY_FAILURES, ILL_HEALTH, PREFERRED])
-def test_the_page_names_what_else_counts(clause: str) -> None:
+def test_documented_example_names_other_criteria(clause: str) -> None:
     assert f"*{clause} " in PAGE
 
 

@@ -182,7 +182,7 @@ def test_with_evidence_of_shares_the_devices_that_are_seen_are_all(
     seen=st.integers(0, 16),
     is_divided=st.booleans(),
 )
-def test_shares_of_devices_are_always_what_is_offered(
+def test_shares_of_devices_sum_to_allocatable(
     labels: dict[str, int], offered: int, seen: int, *, is_divided: bool
 ) -> None:
     node = offering(
@@ -254,13 +254,13 @@ def test_shared_mig_instances_have_replicas_of_their_own() -> None:
     assert (expected.count, expected.replicas, expected.is_shared) == (7, 3, True)
 
 
-def test_a_resource_of_which_nothing_is_left_has_no_devices() -> None:
+def test_resource_without_allocatable_has_no_devices() -> None:
     (expected,) = expected_devices(offering(gpu=8, gpu_shared=0), {"": 8})
 
     assert expected.resource == GPU
 
 
-def test_a_node_whose_allocatable_names_no_gpus_has_what_telemetry_sees() -> None:
+def test_node_without_allocatable_gpus_has_devices_of_telemetry() -> None:
     expected = expected_devices(offering(), {"": 2, "1g.10gb.me": 1})
 
     assert [(each.resource, each.count) for each in expected] == [

@@ -177,9 +177,7 @@ def test_each_whole_gpu_of_a_pod_must_have_the_room() -> None:
         pytest.param(shared(gpu(assumed=3)), Code.NOT_IDLE, id="assumed-pods-will-use-it"),
     ],
 )
-def test_a_pod_that_requires_idle_gets_only_what_is_known_to_be_idle(
-    described: Node, expected: Code
-) -> None:
+def test_idle_requirement_passes_only_nodes_known_idle(described: Node, expected: Code) -> None:
     assert verdict(described, requires_idle=True) is expected
 
 
@@ -247,7 +245,7 @@ LEAVES: dict[str, Any] = {"leaving": (0,)}
         ),
     ],
 )
-def test_on_its_nominated_node_what_leaving_pods_release_counts_for_a_pod(
+def test_devices_of_leaving_pods_count_for_the_nominated_pod(
     described: Node, expected: Code
 ) -> None:
     asked: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}

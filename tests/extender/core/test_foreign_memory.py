@@ -64,7 +64,7 @@ def test_each_reading_gives_the_memory_outside_pods_that_declared(
     assert after(*readings) == pytest.approx(expected, nan_ok=True)
 
 
-def test_what_an_agent_knows_to_be_foreign_comes_first() -> None:
+def test_foreign_memory_of_an_agent_counts_first() -> None:
     undeclared = held(30, has_undeclared=True)
 
     assert after((held(30), 40), reported=40) == (40, 40)

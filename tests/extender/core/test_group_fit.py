@@ -232,7 +232,7 @@ def test_a_node_that_is_not_known_yet_may_hold_a_group() -> None:
     assert not rejected(decided(nodes, group, candidates=["a1-x", "new"]))
 
 
-def test_nodes_where_the_pod_may_never_go_hold_none_of_its_group() -> None:
+def test_excluded_nodes_hold_no_pod_of_the_group() -> None:
     nodes = nodes_of({"a1-x": 2, "a1-y": 2}, cards=2)
     group = need(nodes, size=4, total=4, may_go=np.array([True, False]))
 
@@ -241,7 +241,7 @@ def test_nodes_where_the_pod_may_never_go_hold_none_of_its_group() -> None:
     }
 
 
-def test_cards_that_are_too_small_hold_none_of_the_group() -> None:
+def test_too_small_cards_hold_no_pod_of_the_group() -> None:
     small = Node(gpus=(Gpu(memory_total_bytes=8 << 30, memory_free_bytes=8 << 30),) * 2)
     nodes = {"a1-x": Node(gpus=(Gpu(),) * 2), "a1-y": small}
     group = need(nodes, size=3, total=3)

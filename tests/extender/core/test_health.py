@@ -72,7 +72,7 @@ XIDS = {
 
 
 @pytest.mark.parametrize("unknown", [IGNORE, EXCLUDE_NODE])
-def test_each_xid_means_what_its_class_does_and_only_the_others_are_unknown(
+def test_each_xid_counts_as_its_class(
     unknown: HealthAction,
 ) -> None:
     """With two policies for unknown XIDs, no row can be missing in the table unnoticed."""
@@ -88,7 +88,7 @@ def test_an_xid_that_nothing_lists_costs_a_little() -> None:
     assert action(verdict(XID=999.0)) is PENALTY
 
 
-def test_what_an_xid_means_is_a_setting() -> None:
+def test_setting_decides_meaning_of_an_xid() -> None:
     health = Health(xid={79: IGNORE}, unknown_xid=EXCLUDE)
 
     assert xid_action(health, 79) is IGNORE
@@ -100,13 +100,13 @@ def test_what_an_xid_means_is_a_setting() -> None:
     ("values", "expected"),
     [({}, EXCLUDE), ({"RECOVERY_ACTION": 5.0}, PENALTY), ({"RECOVERY_ACTION": 0.0}, IGNORE)],
 )
-def test_that_the_recovery_action_changed_counts_only_where_the_action_is_not_read(
+def test_changed_recovery_action_counts_only_without_its_reading(
     values: dict[str, Any], expected: HealthAction
 ) -> None:
     assert action(verdict(XID=154.0, **values)) is expected
 
 
-def test_what_a_changed_recovery_action_means_is_a_setting() -> None:
+def test_setting_decides_meaning_of_a_changed_recovery_action() -> None:
     health = Health(xid={154: EXCLUDE_NODE})
 
     assert action(verdict(health, XID=154.0, RECOVERY_ACTION=0.0)) is EXCLUDE_NODE
@@ -226,7 +226,7 @@ def test_xids_are_described_in_words() -> None:
     ],
 )
 @pytest.mark.parametrize("means", [EXCLUDE_NODE, EXCLUDE_MULTI_GPU])
-def test_what_a_sign_means_is_a_setting(
+def test_setting_decides_meaning_of_a_health_sign(
     setting: str, signal: str, value: float, means: HealthAction
 ) -> None:
     health = replace(Health(), **{setting: means})  # type: ignore[arg-type] # an action
@@ -245,7 +245,7 @@ def test_limits_of_rows_and_pages_are_settings() -> None:
         assert found == [IGNORE, few, EXCLUDE]
 
 
-def test_rows_remapped_lately_cost_little_and_several_of_them_all_of_the_penalty() -> None:
+def test_penalty_grows_with_recently_remapped_rows() -> None:
     health = Health(penalty=0.4, remapped_rows_per_day=2)
 
     found = [verdict(health, ROWS_REMAPPED_LATELY=float(rows)).penalty[0] for rows in range(4)]

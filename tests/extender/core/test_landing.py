@@ -41,7 +41,7 @@ def test_any_device_may_be_landed_on_if_mapping_and_counts_disagree() -> None:
     assert landing.taken[0] == 3
 
 
-def test_device_holders_that_leave_fewer_free_devices_than_the_count_are_ignored() -> None:
+def test_device_holders_are_ignored_if_they_contradict_the_free_count() -> None:
     assert slots(node(gpu(used=1), gpu(used=1), gpu(), held=1), count=2) == [0, 1, 2]
 
 
@@ -217,7 +217,7 @@ def test_devices_in_use_that_pods_have_just_left_are_free(
     assert not (seen.freshness * seen.presumed).any()
 
 
-def test_what_was_not_presumed_idle_is_unknown() -> None:
+def test_free_device_not_presumed_idle_is_unknown() -> None:
     described = node(*[busy(is_in_use=True)] * 2, held=1, just_freed=1, is_agreed=False)
 
     seen = count_freed(batch_of(described)).telemetry

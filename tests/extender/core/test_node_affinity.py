@@ -103,7 +103,7 @@ def test_required_affinity_without_terms_takes_no_node() -> None:
     assert not selects(read_selection(pod), NODE)
 
 
-def test_what_is_preferred_closes_no_node() -> None:
+def test_preferred_affinity_excludes_no_node() -> None:
     preferred = [{"weight": 1, "preference": labelled("disk", "In", "hdd")}]
     by_node = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
 

@@ -74,7 +74,9 @@ def test_a_name_that_differs_in_one_byte_is_another(names: list[str], data: st.D
 
 
 @given(names=node_names, data=st.data())
-def test_what_is_found_is_what_a_json_parser_reads(names: list[str], data: st.DataObject) -> None:
+def test_index_finds_the_names_that_a_json_parser_reads(
+    names: list[str], data: st.DataObject
+) -> None:
     asked = data.draw(st.lists(st.sampled_from(names), min_size=1))
     text = bytearray(written(asked))
     for _ in range(data.draw(st.integers(1, 3))):

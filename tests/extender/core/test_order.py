@@ -70,7 +70,7 @@ def test_the_chance_is_that_over_all_choices_of_the_kubelet(
 
 
 @given(chances=st.lists(st.lists(ratios, min_size=6, max_size=6), min_size=2, max_size=9))
-def test_nodes_side_by_side_get_what_each_gets_alone(chances: list[list[Fraction]]) -> None:
+def test_nodes_score_together_as_alone(chances: list[list[Fraction]]) -> None:
     columns = np.asfortranarray([[float(one) for one in row] for row in chances])
     needed = np.arange(len(chances)) % 7
     offered = np.full(len(chances), 6)
@@ -326,7 +326,7 @@ def test_without_any_like_it_an_even_share_is_expected_of_a_pod() -> None:
     assert ranking(decide_on(nodes, request())) == ["roomy", "calm"]
 
 
-def test_where_no_card_has_what_is_expected_the_one_with_more_room_comes_first() -> None:
+def test_more_memory_ranks_first_if_no_card_has_the_expected() -> None:
     nodes = {
         "calm": shared(loaded(5, 0.35), replicas=4),
         "roomy": shared(loaded(15, 0.9), replicas=4),
@@ -337,7 +337,7 @@ def test_where_no_card_has_what_is_expected_the_one_with_more_room_comes_first()
     assert ranking(decide_on(nodes, expecting(4))) == ["calm", "roomy"]
 
 
-def test_what_is_only_expected_refuses_no_node() -> None:
+def test_expected_memory_refuses_no_node() -> None:
     nodes = {"full": shared(loaded(1), replicas=4)}
 
     assert ranking(decide_on(nodes, expecting(60))) == ["full"]

@@ -121,7 +121,7 @@ def test_a_job_set_has_at_least_a_pod_for_each_job_of_the_kind() -> None:
     assert group == PodGroup("JobSet", "ns", "train", least=8)
 
 
-def test_kubernetes_own_group_counts_before_labels_and_a_replica_before_its_queue() -> None:
+def test_scheduling_group_counts_before_labels_and_replica_before_queue() -> None:
     labels = {
         f"{LWS}/name": "serve",
         f"{LWS}/group-index": "0",

@@ -82,7 +82,7 @@ def test_a_job_whose_name_ends_in_another_number_is_the_owner(name: str, created
         ("PyTorchJob", "llm-x", {"jobset.sigs.k8s.io/jobset-name": "llm"}, "PyTorchJob llm-x"),
     ],
 )
-def test_what_a_set_of_jobs_or_groups_makes_belongs_to_the_set(
+def test_pods_of_a_job_set_belong_to_the_set(
     kind: str, name: str, labels: dict[str, str], owner: str
 ) -> None:
     assert owner_of(metadata(kind, name, **labels)) == owner

@@ -79,7 +79,7 @@ def test_the_order_of_the_candidates_changes_nothing(
 
 
 @given(nodes=fleet.fleets(), data=st.data())
-def test_nodes_that_are_not_asked_about_change_nothing(
+def test_nodes_outside_the_request_change_nothing(
     nodes: dict[str, Node], data: st.DataObject
 ) -> None:
     asked_about = tuple(data.draw(st.lists(st.sampled_from(list(nodes)), min_size=1, unique=True)))
@@ -192,7 +192,7 @@ def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
 
 
 @given(nodes=fleet.fleets(), data=st.data())
-def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
+def test_requests_are_evaluated_together_as_alone(
     nodes: dict[str, Node], data: st.DataObject
 ) -> None:
     requests = data.draw(st.lists(fleet.requests(), min_size=1, max_size=4, unique=True))

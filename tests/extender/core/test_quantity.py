@@ -64,7 +64,7 @@ def test_an_invalid_quantity_is_refused_with_the_allowed_form(text: object) -> N
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_is_none_is_refused(number: float) -> None:
+def test_invalid_number_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match=r"is no quantity"):
         parse_quantity(number)
 

@@ -59,7 +59,7 @@ def wanted(parsed: ParsedRequest) -> GpuRequest:
     return parsed.request
 
 
-def test_a_stock_pod_asks_for_one_gpu_by_the_defaults() -> None:
+def test_plain_gpu_pod_requests_one_gpu_with_defaults() -> None:
     defaults = Policy(thresholds=Thresholds(utilization=0.2, memory=0.4), strategy=Strategy.PACK)
 
     parsed = parse(pod(), defaults)
@@ -111,7 +111,7 @@ def test_a_stock_pod_asks_for_one_gpu_by_the_defaults() -> None:
         pytest.param(pod(container({GPU: "1e18"})), MAX_COUNT, id="an absurd count is held"),
     ],
 )
-def test_the_effective_count_is_what_kubernetes_computes(raw: Json, count: int) -> None:
+def test_effective_count_matches_kubernetes(raw: Json, count: int) -> None:
     assert wanted(parse(raw)).count == count
 
 
@@ -124,7 +124,7 @@ def test_pod_level_resources_and_overhead_hold_no_devices() -> None:
 
 
 @pytest.mark.parametrize("quantity", ["0", "", "many", "-1", None, [], "1e999999999"])
-def test_a_pod_without_devices_asks_for_nothing(quantity: object) -> None:
+def test_pod_without_devices_has_no_request(quantity: object) -> None:
     assert parse(pod(container({GPU: quantity, "cpu": "4"}))).request is None
 
 
@@ -151,7 +151,7 @@ def test_several_resources_come_in_the_order_of_the_setting() -> None:
         ("amd.com/gpu", False),
     ],
 )
-def test_the_default_names_are_what_the_device_plugin_offers(name: str, is_gpu: bool) -> None:
+def test_default_names_match_the_device_plugin(name: str, is_gpu: bool) -> None:
     assert ResourceNames().matches(name) is is_gpu
 
 
@@ -296,7 +296,7 @@ def test_a_nominated_node_is_known() -> None:
     assert wanted(parse(pod(nominatedNodeName="node-1"))).nominated_node == "node-1"
 
 
-def test_why_the_last_attempt_found_no_node_is_known_and_makes_no_other_request() -> None:
+def test_last_refusal_is_parsed_without_changing_the_request() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     tried = wanted(parse(pod(conditions=[condition | {"message": "too few GPUs"}])))
 

@@ -102,7 +102,7 @@ def test_the_fit_is_named_by_the_strategy_and_of_shares_the_load_is_the_fit() ->
     assert names_of(shared(), Strategy.PACK) == [FULLNESS, *CALM.values()]
 
 
-def test_doubt_ill_health_and_early_failures_take_their_shares_of_the_certainty() -> None:
+def test_unknown_state_health_and_failures_each_reduce_certainty() -> None:
     fleet = {"a": node(gpu(penalty=0.25), gpu(penalty=0.25), busy(), busy(), suspicion=0.5)}
 
     (verdict,) = verdicts(fleet, request())

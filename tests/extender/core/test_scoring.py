@@ -189,7 +189,7 @@ CROWDED, DEAD = gpu(used=3, utilization=0.25), gpu(is_excluded=True)
         ),
     ],
 )
-def test_broken_shared_cards_cost_what_idle_ones_beside_them_do_not_make_up_for(
+def test_idle_shared_cards_do_not_offset_broken_ones(
     better: list[Gpu], worse: list[Gpu], strategy: Strategy
 ) -> None:
     nodes = {"b": shared(*better, replicas=4), "a": shared(*worse, replicas=4)}
@@ -205,7 +205,7 @@ def test_the_load_of_broken_cards_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_just_freed_device_of_a_preferred_model_comes_before_an_idle_one_of_another(
+def test_freed_device_of_a_preferred_model_ranks_before_idle_others(
     strategy: Strategy,
 ) -> None:
     nodes = {"v": of_model(3, gpu()), "a": of_model(2, freed())}

@@ -45,7 +45,7 @@ def test_the_least_recently_used_result_is_evicted_when_full() -> None:
     assert results.get(1, give("again")) == "again"
 
 
-def test_a_request_that_asks_for_other_memory_shares_the_rest(
+def test_requests_with_other_memory_share_the_remaining_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch = batch_of(node(gpu(), busy()), node(busy(), busy()))

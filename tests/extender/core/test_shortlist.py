@@ -76,7 +76,7 @@ def test_better_nodes_are_listed_from_any_zone() -> None:
     assert zones_of(decision, fleet, rows) == {"a": 8, "b": 4}
 
 
-def test_a_node_that_is_worse_by_a_gpu_of_fit_is_not_named_in_the_place_of_an_equal() -> None:
+def test_shortlist_prefers_equal_nodes_to_one_that_fits_worse() -> None:
     fleet = fleet_of("a" * 50 + "b" * 50)
     for number in range(50, 100):
         fleet[f"n{number:03}"] = replace(fleet[f"n{number:03}"], gpus=(gpu(),) * 3)
@@ -108,7 +108,7 @@ def test_the_same_nodes_are_listed_in_any_order_of_the_request(order: list[int])
     st.integers(1, 13),
     st.sampled_from([0.0, 3.5, 120.0]),
 )
-def test_only_nodes_that_pass_are_named_the_first_among_them_and_none_is_missed(
+def test_shortlist_has_the_best_feasible_nodes(
     described: list[tuple[str, bool, int]], count: int, reach: float
 ) -> None:
     fleet = {
@@ -153,7 +153,7 @@ HARD = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone
         ({"affinity": {"nodeAffinity": []}}, False),
     ],
 )
-def test_what_a_pod_wishes_but_does_not_require(spec: dict[str, object], expected: bool) -> None:
+def test_preferences_are_not_requirements(spec: dict[str, object], expected: bool) -> None:
     container = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     pod = {"spec": {"containers": [container], **spec}}
 

@@ -125,7 +125,7 @@ def test_board_power_goes_by_the_most_specific_words(model: str, watts: float) -
         ),
     ],
 )
-def test_what_is_missing_of_memory_follows_from_the_rest(
+def test_missing_memory_value_follows_from_the_others(
     values: dict[str, float], label: float, expected: tuple[float, float, float]
 ) -> None:
     estimated = memory(one(**values), np.array([label]))
@@ -315,7 +315,7 @@ def test_values_from_before_a_device_was_freed_are_ignored() -> None:
         pytest.param({"measured_at": np.array([NOW - 600.0])}, 0.0, id="its-source-is-gone"),
     ],
 )
-def test_a_just_freed_device_is_presumed_idle_by_what_it_was_before(
+def test_freed_device_is_presumed_idle_by_its_history(
     changes: dict[str, Any], expected: float
 ) -> None:
     freed = {"freed_at": np.array([NOW - 10.0]), "measured_at": np.array([NOW - 20.0])}
@@ -323,7 +323,7 @@ def test_a_just_freed_device_is_presumed_idle_by_what_it_was_before(
     assert estimated(evidence(**{**freed, **changes})).presumed[0] == expected
 
 
-def test_a_device_with_tenants_is_judged_over_its_window_and_one_without_by_its_latest() -> None:
+def test_window_counts_for_held_devices_and_latest_value_for_free_ones() -> None:
     seen = evidence(
         2,
         columns=reading(2, GRAPHICS_ACTIVE=0.1),
@@ -406,7 +406,7 @@ def test_a_card_that_has_fallen_off_the_bus_excludes_its_node_and_no_other() -> 
     assert telemetry.is_excluded_multi.tolist() == [True, True, False]
 
 
-def test_a_device_that_is_lost_or_silent_among_its_siblings_is_under_penalty_alone() -> None:
+def test_penalty_affects_only_the_lost_or_silent_device() -> None:
     seen = evidence(
         4,
         is_lost=np.array([True, False, False, False]),
@@ -430,14 +430,14 @@ def test_missing_devices_say_that_they_are_missing() -> None:
     assert causes_of(estimated(seen)) == ["missing among its siblings", ""]
 
 
-def test_what_a_missing_device_means_is_a_setting() -> None:
+def test_setting_decides_meaning_of_a_missing_device() -> None:
     seen = evidence(2, is_lost=np.array([True, False]))
     policy = Policy(health=Health(missing_device=HealthAction.EXCLUDE))
 
     assert estimated(seen, policy=policy).is_excluded.tolist() == [True, False]
 
 
-def test_devices_of_a_node_of_which_the_kubelet_withdrew_some_are_under_penalty() -> None:
+def test_withdrawn_devices_put_a_penalty_on_their_node() -> None:
     seen = evidence(3, withdrawn=np.array([1, 1, 0]), node_row=np.array([1, 1, 2]))
 
     telemetry = estimated(seen)

@@ -40,7 +40,7 @@ def test_a_mean_is_never_above_one() -> None:
     assert max(means(made)) <= 1.0
 
 
-def test_what_is_older_than_the_window_leaves_it() -> None:
+def test_values_older_than_the_window_are_dropped() -> None:
     made = windows()
     made.add(0, ROWS, np.ones(2))
     made.add(599, ROWS, np.zeros(2))
@@ -80,7 +80,7 @@ def test_a_device_starts_afresh_alone() -> None:
     assert made.summarize()[2].tolist() == [1, 0]
 
 
-def test_what_was_read_after_its_tenant_came_stays() -> None:
+def test_readings_after_the_tenants_start_stay() -> None:
     made = windows()
     for at, value in [(0, 1.0), (300, 1.0), (360, 0.2), (420, 0.2)]:
         made.add(at, ROWS, np.full(2, value))
@@ -90,7 +90,7 @@ def test_what_was_read_after_its_tenant_came_stays() -> None:
     assert means(made) == pytest.approx([0.2, 0.6])
 
 
-def test_growing_keeps_what_there_is() -> None:
+def test_growing_the_window_keeps_its_values() -> None:
     made = windows()
     made.add(0, ROWS, np.ones(2))
 
@@ -115,7 +115,7 @@ def test_totals_equal_the_sum_of_the_parts_after_any_changes() -> None:
     assert made.summarize(ROWS[1:])[1].tolist() == [spread[1]]
 
 
-def test_what_was_read_can_count_by_a_share_of_it() -> None:
+def test_readings_can_count_in_part() -> None:
     made = windows()
     for at in (0, 60, 120):
         made.add(at, ROWS, np.array([0.8, 0.8]))

@@ -66,7 +66,7 @@ def test_totals_stay_those_of_the_parts(
     assert np.isfinite(spread).all()
 
 
-def test_a_shorter_window_drops_what_is_older() -> None:
+def test_shorter_window_drops_older_values() -> None:
     made = windows()
     fill(made, *[1.0] * 7, *[0.0] * 3)
 

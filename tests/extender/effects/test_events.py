@@ -56,7 +56,7 @@ async def writing(
 
 
 @pytest.mark.parametrize("writes_events", [False, True])
-async def test_a_bad_annotation_is_reported_once_in_the_log_and_in_an_event_if_those_are_on(
+async def test_bad_annotation_is_logged_once_with_one_event(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, writes_events: bool
 ) -> None:
     async with writing(kube, tmp_path, is_running=False) as (writer, _):

@@ -22,7 +22,7 @@ def test_the_quickest_message_of_late_is_the_measure() -> None:
     assert found == pytest.approx([0.0, 0.0, 0.048, 0.0, 0.699])
 
 
-def test_it_is_remembered_from_one_window_to_the_next() -> None:
+def test_delay_is_kept_across_windows() -> None:
     delay = Delay()
     measured(delay, 0.0, 0.0)
 

@@ -117,7 +117,7 @@ async def test_a_redirect_is_not_followed(replica: Replica, link: PeerLink) -> N
     assert replica.outcomes == ["failed"]
 
 
-async def test_replica_gets_its_last_mark_back_and_who_gave_it(
+async def test_message_returns_the_last_mark_and_its_replica(
     replica: Replica, link: PeerLink
 ) -> None:
     for _ in range(3):
@@ -231,9 +231,7 @@ async def test_only_so_much_is_kept_and_the_oldest_is_dropped(
     assert message.gap_at == 1000.0 + MAX_QUEUE + 2  # when the last of them was dropped
 
 
-async def test_question_that_no_replica_would_take_is_left_out(
-    replica: Replica, link: PeerLink
-) -> None:
+async def test_oversized_record_is_left_out(replica: Replica, link: PeerLink) -> None:
     replica.now += 5.0
     link.add(answered("u" * 1000))
     link.add(answered("a"))

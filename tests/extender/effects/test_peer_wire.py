@@ -40,7 +40,7 @@ def answered_requests(draw: st.DrawFn) -> AnsweredRequest:
 
 
 @given(st.lists(answered_requests(), max_size=5))
-def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredRequest]) -> None:
+def test_records_keep_their_values_on_another_clock(sent: list[AnsweredRequest]) -> None:
     body = encode_message("a", sent, to="b", gap_at=700.0, mark=5.0, now=1000.0)
     message = decode_message(body)
     arrived = requests_in(message, sent_at=1000.0)
@@ -107,7 +107,7 @@ def test_bad_message_is_refused_with_the_place(body: bytes, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_message_of_too_many_questions_is_refused() -> None:
+def test_message_with_too_many_records_is_refused() -> None:
     one = json.loads(message())
     one["asked"] *= MAX_RECORDS + 1
 
@@ -133,7 +133,7 @@ def test_a_record_that_others_would_refuse_is_not_sent(changes: dict[str, Any]) 
     assert not fits_message(AnsweredRequest(**values))
 
 
-def test_receipt_says_who_answers_and_when() -> None:
+def test_receipt_has_the_replica_and_the_time() -> None:
     receipt = decode_receipt(encode_receipt("b", 7.0))
 
     assert (receipt.instance, receipt.mark) == ("b", 7.0)

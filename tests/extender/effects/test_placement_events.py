@@ -61,7 +61,7 @@ def bind(world: World, node: str) -> DecisionRecord:
     return record
 
 
-async def test_it_says_how_the_gpus_are_that_the_pod_gets(placed: World) -> None:
+async def test_event_describes_the_gpus_of_the_pod(placed: World) -> None:
     await decide(placed, "node-7")
 
     assert describe(bind(placed, "node-7")) == (
@@ -131,7 +131,7 @@ async def test_an_event_promises_no_gpus_without_an_index() -> None:
     assert describe(bind(world, "dark")).endswith("it is unknown whether it gets GPU 0 as asked")
 
 
-async def test_a_node_of_which_nothing_is_known_says_so() -> None:
+async def test_event_says_that_the_node_is_unknown() -> None:
     world = World()
     world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1)

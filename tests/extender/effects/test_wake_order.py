@@ -213,7 +213,7 @@ def test_the_most_urgent_come_first_and_then_the_others_in_rotation() -> None:
     assert take(order, needs_of(uids)) == uids[:MAX_NEEDS]
 
 
-def test_promising_requests_are_examined_in_every_check_but_leave_room_for_others() -> None:
+def test_promising_requests_are_examined_each_time_beside_others() -> None:
     order = LookOrder()
     uids = [f"{number:03}" for number in range(100)]
     needs = needs_of(uids)

@@ -82,7 +82,7 @@ def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
     assert looks == [[], [], [], [], [], ["a on x"]]
 
 
-def test_the_same_pod_is_not_woken_for_the_same_nodes_again_for_longer_and_longer() -> None:
+def test_pause_before_the_same_pod_is_woken_again_grows() -> None:
     woken = Planned().wakes(1000, prospect("x"))
 
     assert woken[:6] == [0, 10, 30, 70, 150, 310]
@@ -90,7 +90,7 @@ def test_the_same_pod_is_not_woken_for_the_same_nodes_again_for_longer_and_longe
     assert MAX_REPEAT_SECONDS == 300
 
 
-def test_a_node_that_is_suitable_in_every_other_reading_causes_no_further_wakes() -> None:
+def test_node_that_flaps_between_readings_wakes_no_pod_again() -> None:
     planned, woken = Planned(), 0
     for number in range(3600):
         nodes = ("x",) if number % 2 else ()

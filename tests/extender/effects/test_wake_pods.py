@@ -231,7 +231,7 @@ def test_a_node_to_which_no_pod_comes_is_tried_less_and_less_often() -> None:
     assert set(tried) == set(uids)
 
 
-async def test_a_node_that_urgent_pods_do_not_come_to_is_offered_to_all_others_before_them_again(
+async def test_node_unused_by_urgent_pods_is_offered_to_others_first(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     count = 70

@@ -164,7 +164,7 @@ async def test_a_node_that_the_pod_may_not_go_to_is_no_reason_to_wake(
     assert wakes(kube) == ["1 waiting pod may fit: ns/p on x"]
 
 
-async def test_pods_that_ask_for_the_same_are_woken_each_for_nodes_of_its_own(
+async def test_pods_with_equal_requests_are_woken_for_different_nodes(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     for name in ("x", "y"):

@@ -82,7 +82,7 @@ async def test_the_right_to_create_is_named_where_that_one_is_missing(
     assert "to create csistoragecapacities.storage.k8s.io" in warning.__dict__["cause"]
 
 
-async def test_a_fault_of_ours_is_counted_and_ends_nothing(
+async def test_internal_fault_is_counted_and_the_waker_continues(
     kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits(world)
@@ -139,7 +139,7 @@ async def test_a_replica_that_loses_the_lease_during_a_check_writes_nothing(
     assert kube.writes == []
 
 
-async def test_each_distinct_need_is_asked_about_once(client: KubeClient, world: World) -> None:
+async def test_each_distinct_request_is_examined_once(client: KubeClient, world: World) -> None:
     turn_idle(world, "y")
     for number in range(50):
         waits(world, f"p{number}")

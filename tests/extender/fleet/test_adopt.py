@@ -143,7 +143,7 @@ def test_pods_bound_between_the_steps_are_counted_before_and_after(
     assert all(row.is_packed for row in rows)
 
 
-def test_nodes_added_and_removed_between_the_steps_are_allocated_under_the_new_policy(
+def test_nodes_changed_between_steps_follow_the_new_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleets, "PIECE_NODES", 1)
@@ -194,7 +194,7 @@ def test_an_evaluation_under_the_former_policy_is_not_reused() -> None:
     assert [bool(code) for code in world.rank(asked).codes] == [True, False]
 
 
-def test_an_evaluation_under_another_policy_is_not_used_within_one_snapshot_either() -> None:
+def test_evaluation_under_another_policy_is_not_reused_in_a_snapshot() -> None:
     world = time_sliced(2)
     world.bind("unsettled", "node-0")
     asked = request(1)
@@ -256,7 +256,7 @@ def test_lower_foreign_thresholds_need_the_usual_number_of_readings() -> None:
     assert world.estimated(world.card(), "is_foreign")
 
 
-def test_a_longer_window_keeps_what_the_shorter_one_held() -> None:
+def test_longer_window_keeps_earlier_values() -> None:
     world = one_node(1)
     world.bind("a", on=[world.card()])
     for number in range(10):
@@ -268,7 +268,7 @@ def test_a_longer_window_keeps_what_the_shorter_one_held() -> None:
     assert world.estimated(world.card(), "utilization") == pytest.approx(before)
 
 
-def test_a_shorter_window_forgets_what_is_older() -> None:
+def test_shorter_window_drops_older_readings() -> None:
     world = one_node(1)
     world.bind("a", on=[world.card()])
     world.read_after(60, times=30, GRAPHICS_ACTIVE=1.0)

@@ -156,7 +156,7 @@ def test_a_signal_of_only_one_source_comes_from_that_source(agents: Agents) -> N
     assert made.estimated(made.card(), "is_excluded_multi") == 1.0
 
 
-def test_old_activity_of_one_source_does_not_outweigh_new_activity_of_the_other(
+def test_newer_activity_of_another_source_replaces_old_activity(
     agents: Agents,
 ) -> None:
     made = agents.world

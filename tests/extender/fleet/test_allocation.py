@@ -188,7 +188,7 @@ def test_ended_pods_hold_nothing() -> None:
     assert set(made.fleet.pods) == {"uid-a", "uid-b"}
 
 
-def test_a_list_of_pods_replaces_what_was_known() -> None:
+def test_list_of_pods_replaces_earlier_pods() -> None:
     made = one_node(2)
     made.bind("gone")
     kept = made.bind("kept")

@@ -65,7 +65,7 @@ def test_the_history_of_a_claimed_device_restarts_when_its_pod_comes_and_ends() 
 
 
 @pytest.mark.parametrize(("held", "used"), [(1, (0, 0)), (2, (1, 1))], ids=["one", "both"])
-def test_claimed_instances_are_known_if_the_card_has_no_others_of_their_profile(
+def test_claimed_instance_is_known_if_its_profile_is_unique_on_the_card(
     held: int, used: tuple[int, ...]
 ) -> None:
     made = World()
@@ -163,7 +163,7 @@ def test_a_nodes_devices_are_looked_up_once_for_all_its_claims() -> None:
     assert len(asked) == len(infos)
 
 
-def test_a_busy_device_is_not_foreign_while_a_claimants_plugin_device_is_unseen() -> None:
+def test_busy_device_may_belong_to_a_claimants_unseen_plugin_device() -> None:
     made = one_node(2, allocatable={GPU: 1}, capacity={GPU: 1})
     made.is_mapped = False
 

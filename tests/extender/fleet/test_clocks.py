@@ -86,7 +86,7 @@ def test_a_pod_that_had_ended_before_keeps_its_reported_failure_time() -> None:
 
 
 @given(clock=st.floats(-1e9, 1e9), api_clock=st.floats(-1e9, 1e9), is_seen=st.booleans())
-def test_bindings_and_failures_are_never_in_the_future_and_corrections_are_stable(
+def test_corrected_times_are_stable_and_never_in_the_future(
     clock: float, api_clock: float, is_seen: bool
 ) -> None:
     clocks = PodClocks()
@@ -105,7 +105,7 @@ def test_bindings_and_failures_are_never_in_the_future_and_corrections_are_stabl
 
 
 @pytest.mark.parametrize("ahead", [0.0, 30.0, 600.0])
-def test_a_mapping_shows_a_pod_that_was_bound_by_a_clock_ahead_of_ours(ahead: float) -> None:
+def test_device_holders_show_a_pod_bound_by_a_fast_clock(ahead: float) -> None:
     world = World()
     world.add_node("node", 4)
     world.read()

@@ -271,7 +271,7 @@ def test_an_xid_at_a_later_failure_counts_like_one_at_the_first() -> None:
     assert world.fleet.early_failures("calm") == 1
 
 
-def test_a_repeated_device_failure_counts_in_full_even_if_only_its_xid_shows_it() -> None:
+def test_repeated_device_failure_shown_only_by_its_xid_counts_in_full() -> None:
     faults = {NOW, NOW + 3600}
     log = FailureLog(RULE, lambda _node, at: at in faults)
     log.note(failed("a", "Job train"), NOW)

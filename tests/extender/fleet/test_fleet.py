@@ -85,7 +85,7 @@ def test_a_removed_node_is_in_no_pool() -> None:
     assert snapshot.pools[GPU].nodes == ("other",)
 
 
-def test_a_list_of_nodes_replaces_what_was_known() -> None:
+def test_list_of_nodes_replaces_earlier_nodes() -> None:
     made = one_node()
     other = replace(made.fleet.nodes["node"], name="other")
 

@@ -204,7 +204,7 @@ def refused(made: World, wanted: GpuRequest, name: str = "p-0") -> dict[str, int
     return rejected(made.placer.weigh(pod_ref(name), wanted, tuple(made.fleet.nodes)).decision)
 
 
-def test_the_first_pod_of_a_group_that_cannot_fit_is_refused_until_a_node_is_added() -> None:
+def test_first_pod_of_a_too_large_group_is_refused_until_a_node_is_added() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0")
     assert refused(made, asked(5)) == dict.fromkeys("ab", Code.GROUP_TOO_LARGE)
@@ -215,7 +215,7 @@ def test_the_first_pod_of_a_group_that_cannot_fit_is_refused_until_a_node_is_add
     assert refused(made, asked(5)) == {}
 
 
-def test_devices_that_other_pods_hold_count_for_what_could_fit() -> None:
+def test_held_devices_count_as_room_that_could_become_free() -> None:
     made = world({"a": "1", "b": "1"})
     made.bind("other", "a", 1)
     made.read()
@@ -223,7 +223,7 @@ def test_devices_that_other_pods_hold_count_for_what_could_fit() -> None:
     assert refused(made, asked(4)) == {}
 
 
-def test_a_pod_may_ask_for_nearness_without_a_refusal() -> None:
+def test_nearness_without_requirement_refuses_no_pod() -> None:
     made = world({"a": "1"})
 
     assert refused(made, asked(5, group_policy=GroupPolicy.PREFER)) == {}

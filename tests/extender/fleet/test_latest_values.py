@@ -28,7 +28,7 @@ def later(store: DeviceStore, seconds: float, lost: set[str], **values: float) -
 
 
 @pytest.mark.parametrize("blank", [False, True], ids=["query-failed", "blank-value"])
-def test_a_missing_utilization_stays_fades_and_becomes_unknown_beside_fresh_signals(
+def test_missing_utilization_fades_to_unknown_beside_fresh_signals(
     blank: bool,  # a parameter of the test
 ) -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9)
@@ -133,9 +133,7 @@ def test_a_temperature_that_is_no_longer_reported_is_soon_forgotten() -> None:
         ("HEALTH_STATUS", 20.0),
     ],
 )
-def test_a_health_problem_that_is_no_longer_reported_lasts_as_long_as_the_device(
-    name: str, unhealthy: float
-) -> None:
+def test_unreported_health_problem_stays_as_long_as_the_device(name: str, unhealthy: float) -> None:
     store = store_of(CARD, **{name: unhealthy})
 
     for seconds, is_excluded in ((30, True), (600, True), (900, True), (930, False)):

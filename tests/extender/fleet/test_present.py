@@ -276,7 +276,7 @@ def test_foreign_use_of_a_shared_card_ranks_and_refuses_nothing() -> None:
     }
 
 
-def test_foreign_use_that_pauses_between_two_readings_still_counts_for_its_hour() -> None:
+def test_paused_foreign_use_counts_for_an_hour() -> None:
     world = one_node(1, replicas=4)
     used: dict[str, Any] = {"MEMORY_USED": 20 * GIB, "MEMORY_FREE": 60 * GIB}
     for _ in range(20):

@@ -88,7 +88,7 @@ def test_a_card_whose_model_becomes_known_stays_the_same_device() -> None:
     assert estimated(store, NOW + 30).latest[0] == 1.0
 
 
-def test_a_device_that_no_source_reports_for_long_is_dropped_and_its_row_reused() -> None:
+def test_long_unreported_device_is_dropped_and_its_row_reused() -> None:
     store = store_of(CARD, XID=79.0)
     other = DeviceInfo(node="node", uuid="GPU-1", index=1)
     store.apply(readings(other, at=NOW + 900), NOW + 900)

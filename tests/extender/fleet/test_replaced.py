@@ -55,7 +55,7 @@ def test_an_agent_reports_a_replaced_card(cards: int) -> None:
     assert "GPU-node-0" not in shown(made)
 
 
-def test_a_card_that_fell_off_the_bus_stops_excluding_its_node_once_it_is_replaced() -> None:
+def test_replaced_card_no_longer_excludes_its_node() -> None:
     made = one_node(2)
     made.card().values[Signal.XID] = 79.0
     made.read()
@@ -131,7 +131,7 @@ def fewer(made: World, cards: int) -> None:
 
 @pytest.mark.parametrize("is_removed", [True, False], ids=["readded", "restarted"])
 @pytest.mark.parametrize("ghosts", [0, 2], ids=["gone", "series-that-linger"])
-def test_a_node_that_comes_back_with_fewer_cards_has_them_from_the_first_reading(
+def test_node_returning_with_fewer_cards_has_them_at_the_first_reading(
     ghosts: int, *, is_removed: bool
 ) -> None:
     made = one_node(8)
@@ -172,7 +172,7 @@ def linger(made: World, cards: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("cards", [2, 4, 8])
-def test_a_node_that_comes_back_with_other_cards_has_them_from_the_first_reading(
+def test_node_returning_with_other_cards_has_them_at_the_first_reading(
     cards: int,
 ) -> None:
     made = one_node(4)
@@ -194,9 +194,7 @@ def test_a_node_that_comes_back_with_other_cards_has_them_from_the_first_reading
 
 
 @pytest.mark.parametrize("is_removed", [True, False], ids=["readded", "restarted"])
-def test_former_cards_that_are_still_reported_beside_the_present_ones_are_dropped(
-    *, is_removed: bool
-) -> None:
+def test_removed_cards_that_are_still_reported_are_dropped(*, is_removed: bool) -> None:
     made = one_node(8)
     linger(made, range(4, 8))
     if is_removed:
@@ -212,7 +210,7 @@ def test_former_cards_that_are_still_reported_beside_the_present_ones_are_droppe
     assert ranking(made.rank(request(4, requires_idle=True))) == ["node"]
 
 
-def test_a_card_that_hangs_is_not_gone_while_the_others_do_not_make_up_the_count() -> None:
+def test_hung_card_counts_while_the_others_are_too_few() -> None:
     made = one_node(4)
     linger(made, [3])
     record = made.fleet.nodes["node"]

@@ -104,7 +104,7 @@ def expected(world: World, *kin: str) -> int | None:
     return world.fleet.informed(request(), kin).expected_bytes
 
 
-def test_the_memory_of_a_pod_alone_on_a_card_is_expected_of_its_owners_next_pod() -> None:
+def test_memory_of_a_lone_pod_is_expected_for_its_owners_next_pod() -> None:
     world = world_of()
     assert expected(world, "ns/ReplicaSet serve") is None
 

@@ -181,7 +181,7 @@ def test_a_freed_device_is_presumed_to_be_as_before_its_pod(
     assert estimated(store, NOW + 400).presumed[0] == expected
 
 
-def test_nothing_is_presumed_of_a_freed_device_that_one_signal_showed_busy_before() -> None:
+def test_freed_device_is_not_presumed_idle_if_one_signal_was_busy() -> None:
     store = store_of(CARD)
     for at in (NOW + 30, NOW + 60):
         store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=0.5), at)

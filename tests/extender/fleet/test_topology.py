@@ -41,7 +41,7 @@ def fleet(*nodes: str, labels: dict[str, str] | None = None, **changes: object) 
     return world
 
 
-def test_the_order_follows_what_agents_report_also_after_prometheus_has_answered() -> None:
+def test_gpu_order_of_agents_wins_over_prometheus() -> None:
     world = fleet(*NODES)
     for _ in range(2):
         decision = world.rank(request(4))

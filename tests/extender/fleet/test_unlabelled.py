@@ -217,7 +217,7 @@ def test_a_freed_device_counts_as_long_as_earlier_readings_would() -> None:
     assert landing_on(world)[2] < BY_USE * 0.6
 
 
-def test_init_containers_with_more_devices_than_the_main_ones_leave_the_node_readable() -> None:
+def test_larger_init_containers_leave_the_node_readable() -> None:
     world = one_node(8)
     world.bind("a", count=4, lasting={"nvidia.com/gpu": 2}, on=[world.card(), world.card(index=1)])
     world.read_after(60, 5)

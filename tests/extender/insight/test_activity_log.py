@@ -25,7 +25,7 @@ def means(*looks: Telemetry, since: float = 0.0) -> Ratios:
     return log.means(np.array([0, 1]), since)
 
 
-def test_what_is_seen_counts_for_the_time_since_the_last_look() -> None:
+def test_reading_counts_for_the_time_since_the_last_one() -> None:
     found = means(seen(1.0, 1.0), seen(0.0, 0.6), seen(0.5, 0.0))
 
     assert found == pytest.approx([0.25, 0.3])
@@ -63,7 +63,7 @@ def test_devices_that_come_later_count_from_then_on() -> None:
     assert log.means(np.array([0, 1]), 0.0) == pytest.approx([0.5, 0.8])
 
 
-def test_a_mean_begins_no_earlier_than_the_span_although_it_is_asked_for() -> None:
+def test_mean_starts_no_earlier_than_the_span() -> None:
     log = ActivityLog(SPAN)
     busy = [*[1.0] * 10, *[0.0] * (PIECES + 2)]
     for number, share in enumerate(busy):

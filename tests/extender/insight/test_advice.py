@@ -33,7 +33,7 @@ def share(world: World, pods: int, *, replicas: int = 4, **seen: float) -> dict[
     return {"s": [card(*names, **seen)]}
 
 
-async def test_replicas_are_recommended_from_what_tenants_use_together(
+async def test_recommended_replicas_follow_the_joint_use_of_tenants(
     world: World, client: Client
 ) -> None:
     cards = share(world, 2, busy=0.3, used_gib=20.0)
@@ -57,9 +57,7 @@ async def test_replicas_are_recommended_from_what_tenants_use_together(
     )
 
 
-async def test_what_was_before_the_last_tenant_came_says_nothing(
-    world: World, client: Client
-) -> None:
+async def test_use_before_the_last_tenant_does_not_count(world: World, client: Client) -> None:
     cards = share(world, 1, busy=0.9, used_gib=10.0)
     world.live(cards, HOUR / 2)
     world.have("late", "s", resource=SHARED)
@@ -87,9 +85,7 @@ async def test_a_peak_in_twenty_does_not_count_and_two_do(world: World, client: 
     assert (busy["activity_ratio"], busy["verdict"]) == (1.0, "fewer")
 
 
-async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
-    world: World, client: Client
-) -> None:
+async def test_figures_match_values_measured_each_minute(world: World, client: Client) -> None:
     """An hour of two tenants with a different load each minute, computed here in another way."""
     minutes = np.random.default_rng(7)
     busy = minutes.beta(2, 5, 60).round(3)
@@ -205,7 +201,7 @@ async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(world: World, client
     ("asked", "used", "kind", "suggested"),
     [(40.0, 8.0, "asks-too-much", 10), (10.0, 30.0, "asks-too-little", 36), (20.0, 15.0, "", 0)],
 )
-async def test_pods_that_ask_for_far_more_or_less_memory_than_they_use_are_named(
+async def test_pods_with_far_too_high_or_low_memory_requests_are_named(
     world: World, client: Client, asked: float, used: float, kind: str, suggested: int
 ) -> None:
     world.register_node("w", gpus=1)
@@ -306,7 +302,7 @@ async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(
     assert (named["pods"], named["pods_unjudged"]) == ([], 0)
 
 
-async def test_one_node_or_namespace_can_be_asked_about(world: World, client: Client) -> None:
+async def test_advice_can_be_limited_to_a_node_or_namespace(world: World, client: Client) -> None:
     cards = {}
     for node, namespace in (("a", "team"), ("b", "other")):
         world.register_node(node, gpus=1)
@@ -333,7 +329,7 @@ async def test_one_node_or_namespace_can_be_asked_about(world: World, client: Cl
         ({"what": "x"}, 400, "what='x' is no parameter of this path"),
     ],
 )
-async def test_a_bad_question_is_refused_with_what_is_allowed(
+async def test_bad_parameter_is_refused_with_allowed_values(
     client: Client, query: dict[str, str], status: int, message: str
 ) -> None:
     error = (await get(client, "/v1/advice", status, **query))["error"]

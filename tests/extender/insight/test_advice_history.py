@@ -63,7 +63,7 @@ class FakePlots:
         )
 
 
-async def test_more_than_an_hour_is_asked_of_prometheus(
+async def test_periods_over_an_hour_come_from_prometheus(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     plots = FakePlots(world)
@@ -111,7 +111,7 @@ def reported(world: World) -> FakePlots:
     return plots
 
 
-async def test_prometheus_is_asked_for_few_spans_and_once_a_minute_for_all_who_ask(
+async def test_prometheus_is_queried_once_a_minute_for_all_callers(
     world: World, reported: FakePlots, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app())

@@ -69,7 +69,7 @@ def card(
 
 
 @given(pods, ratios, ratios, totals)
-def test_what_is_recommended_fits_by_activity_and_memory(
+def test_recommended_replicas_fit_by_activity_and_memory(
     count: int, activity: float, used: float, total: float
 ) -> None:
     fitting = fit(count, activity, used * total, total)
@@ -307,7 +307,7 @@ def test_an_unmeasured_whole_card_gets_no_advice() -> None:
 # --- pods -------------------------------------------------------------------------------------
 
 
-def test_a_pod_uses_a_tenth_only_if_none_of_its_gpus_is_busier() -> None:
+def test_pod_uses_a_tenth_only_if_no_gpu_is_busier() -> None:
     assert uses_a_tenth([use(0.1), use(0.0)])
     assert not uses_a_tenth([use(0.11), use(0.0)])
     assert not uses_a_tenth([use(None), use(0.0)])
@@ -315,7 +315,7 @@ def test_a_pod_uses_a_tenth_only_if_none_of_its_gpus_is_busier() -> None:
 
 
 @given(st.floats(0.25, 80.0), st.floats(0.0, 80.0))
-def test_what_a_pod_asks_is_called_far_off_only_if_it_is(asked: float, used: float) -> None:
+def test_memory_request_is_judged_far_off_only_beyond_the_limits(asked: float, used: float) -> None:
     advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)
 
     if advice is None:
@@ -340,7 +340,7 @@ def test_what_a_pod_asks_is_called_far_off_only_if_it_is(asked: float, used: flo
         (3.0, 0.0, MemoryVerdict.TOO_MUCH, 1),
     ],
 )
-def test_what_is_suggested_is_a_fifth_more_than_was_used(
+def test_suggested_memory_is_a_fifth_above_the_use(
     asked: float, used: float, ask: MemoryVerdict, suggested: int
 ) -> None:
     advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)

@@ -83,9 +83,7 @@ async def test_another_replicas_decision_is_as_full_as_our_own(client: Client) -
 
 
 @pytest.mark.parametrize("about", ["team/theirs", "theirs", "uid-theirs"])
-async def test_a_pod_is_found_at_any_replica_that_was_asked_about_it(
-    client: Client, about: str
-) -> None:
+async def test_pod_is_found_through_any_replica(client: Client, about: str) -> None:
     (found,) = (await get(client, "/v1/decisions", pod=about))["decisions"]
 
     assert found["id"] == "far-1"
@@ -98,20 +96,20 @@ async def test_a_number_that_several_replicas_have_is_no_answer(client: Client) 
     assert (await get(client, "/v1/decisions/2"))["pod"] == "hush/secret"
 
 
-async def test_our_own_decision_is_looked_up_without_asking_anybody(
+async def test_own_decision_is_found_without_other_replicas(
     client: Client, far: OtherReplicas
 ) -> None:
     assert (await get(client, "/v1/decisions/near-1"))["pod"] == "team/ours"
     assert far.asked == []
 
 
-async def test_what_no_replica_remembers_is_404(client: Client) -> None:
+async def test_forgotten_decision_is_404(client: Client) -> None:
     reported = await get(client, "/v1/decisions/far-7", status=404)
 
     assert "'far-7' is not remembered" in reported["error"]
 
 
-async def test_another_replicas_pods_are_hidden_from_those_who_may_not_read_them(
+async def test_another_replicas_pods_are_hidden_without_rights(
     tenant: Client,
 ) -> None:
     text = await (await tenant.get("/v1/decisions")).text()
@@ -128,9 +126,7 @@ async def test_another_replicas_pods_are_hidden_from_those_who_may_not_read_them
 
 
 @pytest.mark.parametrize("about", ["hush/secret", "secret", "uid-secret"])
-async def test_another_replicas_pod_is_not_found_by_those_who_may_not_read_it(
-    tenant: Client, about: str
-) -> None:
+async def test_another_replicas_pod_is_hidden_without_rights(tenant: Client, about: str) -> None:
     assert (await get(tenant, "/v1/decisions", pod=about))["decisions"] == []
 
 
@@ -159,7 +155,7 @@ async def test_replicas_that_do_not_answer_are_named(
     assert (await get(client, "/v1/decisions/1"))["unreachable"] == [FAR]
 
 
-async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_reported_in_short(
+async def test_decisions_of_a_hung_replica_are_reported_in_short(
     client: Client, far: OtherReplicas, other: Client, aiohttp_client: MakeClient
 ) -> None:
     world, decisions = replica("third")

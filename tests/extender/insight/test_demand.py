@@ -58,7 +58,7 @@ def supply(
 # --- demand ---------------------------------------------------------------------------------------
 
 
-def test_pods_without_a_node_are_counted_by_what_they_ask_for(world: World) -> None:
+def test_pods_without_a_node_are_counted_by_request(world: World) -> None:
     waiting(world, "a", 1)
     waiting(world, "b", 8, wanted_model="h100")
     waiting(world, "c", 6, wanted_model="h100", is_refused=True)
@@ -134,7 +134,7 @@ def test_a_resource_that_no_pod_waits_for_has_a_series_of_zero(world: World) -> 
     ],
     ids=["selector", "selector before annotation", "annotation", "blank", "unknown", "affinity"],
 )
-def test_the_model_is_what_the_pod_must_have_else_what_it_prefers(
+def test_model_label_is_the_required_else_the_preferred_model(
     spec: dict[str, Any], annotation: str, model: str
 ) -> None:
     raw = {"metadata": {"annotations": {"idlegpu.io/prefer-models": annotation}}, "spec": spec}
@@ -214,7 +214,7 @@ def test_each_gpu_of_a_node_with_several_models_counts_under_its_own(world: Worl
     assert supply(world, "none", model="t4") == (1, 0)
 
 
-def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
+def test_node_that_returns_during_a_count_is_counted_next_time(
     world: World,
 ) -> None:
     world.add({"a": [IDLE]})

@@ -54,9 +54,7 @@ def total(node: Any) -> float:
     ).score
 
 
-async def test_every_node_is_there_with_what_its_score_is_made_of(
-    world: World, client: Client
-) -> None:
+async def test_every_node_has_the_parts_of_its_score(world: World, client: Client) -> None:
     await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
     await ask(client, "prioritize", "idle", "half", "busy", name="p")
     uid = world.add_pod("p", "idle")
@@ -85,9 +83,7 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (4, 0)
 
 
-async def test_it_is_the_record_of_the_decision_and_no_later_one(
-    world: World, client: Client
-) -> None:
+async def test_explanation_shows_the_recorded_decision(world: World, client: Client) -> None:
     await decide(client, "idle", "half", name="p")
     before = await get(client, "/v1/explain", pod="p")
 
@@ -193,7 +189,7 @@ async def test_the_node_bound_to_is_explained_whatever_its_rank(
     assert answer["nodes"][1]["is_bound"] is True
 
 
-async def test_a_pod_that_waits_says_what_for(world: World, client: Client) -> None:
+async def test_waiting_pod_states_its_reason(world: World, client: Client) -> None:
     await ask(client, "filter", "busy", name="p", require_idle="true")
     world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE)
 
@@ -205,9 +201,7 @@ async def test_a_pod_that_waits_says_what_for(world: World, client: Client) -> N
     assert answer["rejected"][0]["nodes"] == ["busy"]
 
 
-async def test_a_pod_that_we_were_never_asked_about_still_says_what_it_waits_for(
-    world: World, client: Client
-) -> None:
+async def test_pod_without_requests_states_its_reason_to_wait(world: World, client: Client) -> None:
     world.add_waiting("p", is_unscheduled=True, message="0/9 nodes are available: 9 Insufficient x")
 
     answer = await get(client, "/v1/explain", pod="team/p")
@@ -413,7 +407,7 @@ async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> N
         ),
     ],
 )
-async def test_what_is_no_gpu_pod_is_refused(
+async def test_pod_without_gpus_is_refused(
     client: Client, body: object, status: int, words: str
 ) -> None:
     assert words in (await foresee(client, body, status))["error"]

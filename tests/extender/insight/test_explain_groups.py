@@ -53,7 +53,7 @@ async def ask(client: Client, verb: str, asker: object, *nodes: str) -> Any:
     return await response.json(content_type=None)
 
 
-async def test_it_names_the_group_and_the_domains_with_room(client: Client) -> None:
+async def test_explanation_names_the_group_and_domains_with_room(client: Client) -> None:
     await ask(client, "filter", member("p-0"))
 
     answer = await get(client, "/v1/explain", pod="team/p-0")
@@ -74,7 +74,7 @@ async def test_it_names_the_group_and_the_domains_with_room(client: Client) -> N
         assert sum(part["adds"] for part in node["parts"]) == pytest.approx(node["score"])
 
 
-async def test_it_says_where_the_placed_pods_are(world: World, client: Client) -> None:
+async def test_explanation_names_the_nodes_of_placed_pods(world: World, client: Client) -> None:
     for name, node in (("p-1", "a-1"), ("p-2", "a-2")):
         world.bind(name, node, namespace="team", group=GROUP)
     world.read()
@@ -111,7 +111,7 @@ async def test_a_pod_that_does_not_exist_is_placed_like_the_first_of_its_group(
     assert "its group" in answer["nodes"][0]["reason"]
 
 
-async def test_callers_who_may_not_read_the_pod_do_not_see_its_group(
+async def test_group_is_hidden_from_callers_without_rights(
     world: World, client: Client, aiohttp_client: MakeClient
 ) -> None:
     asker = member("p-0")

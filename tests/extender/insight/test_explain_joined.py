@@ -94,7 +94,7 @@ async def test_a_third_replica_returns_both(
     assert_complete(await get(third, "/v1/explain", pod="team/p"))
 
 
-async def test_a_node_that_the_other_refused_may_be_asked_for(ranks: Client) -> None:
+async def test_node_refused_by_the_other_replica_can_be_requested(ranks: Client) -> None:
     asked = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["asked_node"]
 
     assert (asked["kept"], asked["rejection"]) == ("in-full", "node(s) had too few working GPUs")
@@ -119,7 +119,7 @@ async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
 
 
 @pytest.mark.parametrize("seconds", [-2.0, 60.0], ids=["a later attempt", "one long ago"])
-async def test_what_filter_said_in_another_attempt_is_left_out(
+async def test_filter_results_of_another_attempt_are_left_out(
     ranking: World, aiohttp_client: MakeClient, seconds: float
 ) -> None:
     ranking.now += seconds
@@ -147,7 +147,9 @@ async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
     assert answer["filter"] is None
 
 
-async def test_what_cannot_be_joined_leaves_it_as_it_is(aiohttp_client: MakeClient) -> None:
+async def test_explanation_stays_unchanged_if_it_cannot_be_joined(
+    aiohttp_client: MakeClient,
+) -> None:
     reported = {"pod": "team/p", "uid": "uid-p", "nodes": 7, "others": [{}], "rejected": []}
     at = "2023-11-14T22:13:20+00:00"
     decision = {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}
@@ -161,7 +163,7 @@ async def test_what_cannot_be_joined_leaves_it_as_it_is(aiohttp_client: MakeClie
     assert answer["filter"] is None
 
 
-async def test_a_time_that_is_none_is_refused(ranks: Client) -> None:
+async def test_invalid_time_is_refused(ranks: Client) -> None:
     error = (await get(ranks, "/v1/peers/explain", 400, pod="p", attempt="soon"))["error"]
 
     assert error == "attempt='soon' must be seconds since the epoch"

@@ -56,7 +56,7 @@ async def test_a_node_that_filter_refused_is_reported_with_devices_and_signals(
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (3, 0)
 
 
-async def test_it_is_shown_as_it_was_at_the_decision(world: World, client: Client) -> None:
+async def test_refused_node_is_shown_as_at_the_decision(world: World, client: Client) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     _, before = await explained(client, "dead")
 
@@ -66,7 +66,7 @@ async def test_it_is_shown_as_it_was_at_the_decision(world: World, client: Clien
     assert (await explained(client, "dead"))[1] == before
 
 
-async def test_each_node_is_reported_once_and_those_that_pass_as_prioritize_ranked_them(
+async def test_each_node_is_reported_once_in_prioritize_order(
     client: Client,
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
@@ -77,7 +77,7 @@ async def test_each_node_is_reported_once_and_those_that_pass_as_prioritize_rank
     assert ranked == [("idle", 1), ("half", 2), ("dead", None)]
 
 
-async def test_what_filter_said_in_an_earlier_attempt_is_no_part_of_this_one(
+async def test_filter_results_of_an_earlier_attempt_are_left_out(
     world: World, client: Client
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])

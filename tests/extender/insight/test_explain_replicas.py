@@ -62,7 +62,7 @@ async def test_another_replicas_decision_is_explained_by_its_id(client: Client) 
     await get(client, "/v1/explain", 404, id="far-7")
 
 
-async def test_our_own_decision_is_explained_without_asking_anybody(
+async def test_own_decision_is_explained_without_other_replicas(
     client: Client, far: OtherReplicas
 ) -> None:
     request = names_request("a", asker=pod("whole"))
@@ -83,7 +83,7 @@ async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it
     assert "ask for the id, one of far-1, near-1" in several
 
 
-async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
+async def test_decision_id_gives_nothing_without_rights(
     far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     sees = LearnsTeam()
@@ -94,7 +94,7 @@ async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
         await get(client, "/v1/explain", 404, **wanted)
 
 
-async def test_a_caller_who_may_not_read_the_pod_receives_nothing(
+async def test_caller_without_rights_receives_no_explanation(
     far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     world = replica_world(far=far)
@@ -161,5 +161,5 @@ async def test_after_answering_a_replica_the_connection_sees_no_more_than_before
     assert len(seen) == 1
 
 
-async def test_what_a_replica_has_not_decided_it_does_not_report(client: Client) -> None:
+async def test_replica_does_not_report_decisions_of_others(client: Client) -> None:
     assert await get(client, PEERS_PATH, pod="no-such-pod") == {}

@@ -191,7 +191,7 @@ def test_records_of_some_nodes_are_made_in_each_step(record: DecisionRecord) -> 
     assert len(list(full_nodes(ranking))) == -(-NODES // PIECE_VERDICTS)
 
 
-async def test_every_node_is_in_the_answer_whichever_replica_is_asked(
+async def test_every_node_is_in_the_answer_of_any_replica(
     aiohttp_client: MakeClient,
 ) -> None:
     other = await aiohttp_client(replica("far").build_app())
@@ -222,7 +222,7 @@ long_lists = st.builds(
 
 
 @given(st.dictionaries(texts, json_values | long_lists, max_size=4))
-def test_what_is_written_in_pieces_is_what_would_be_written_at_once(
+def test_document_in_pieces_equals_the_whole(
     document: dict[str, object],
 ) -> None:
     whole = write_json_in_full(document)
@@ -244,7 +244,7 @@ def test_encoded_json_is_copied_unchanged() -> None:
     assert max(map(len, pieces)) < len(b"".join(pieces)) / 1.5
 
 
-async def test_a_long_document_shows_each_caller_what_they_may_see(
+async def test_long_document_is_redacted_for_each_caller(
     aiohttp_client: MakeClient,
 ) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:

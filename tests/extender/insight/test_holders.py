@@ -27,7 +27,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_a_pod_that_uses_none_of_its_gpus_is_listed(world: World, client: Client) -> None:
+async def test_pod_that_uses_no_gpu_is_listed(world: World, client: Client) -> None:
     cards = {"n": [card("team/nb", used_gib=2.0), card("team/nb"), card()]}
     world.add(cards)
     world.hold("nb", "n", 2)
@@ -131,7 +131,7 @@ async def test_activity_between_two_sweeps_shows_in_the_mean(world: World, clien
     assert (await get(client, "/v1/holders"))["holders"] == []
 
 
-async def test_a_pod_that_uses_one_of_two_is_listed_only_where_that_is_asked(
+async def test_pod_that_uses_one_of_two_gpus_is_listed_only_on_request(
     world: World, client: Client
 ) -> None:
     cards = {"n": [card("team/nb"), card("team/nb", busy=0.9)]}
@@ -224,13 +224,13 @@ async def test_pods_that_the_caller_may_not_read_have_no_names(
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1e9", "99999999"])
-async def test_a_bad_time_is_refused_with_what_is_allowed(client: Client, value: str) -> None:
+async def test_bad_time_is_refused_with_allowed_values(client: Client, value: str) -> None:
     error = (await get(client, "/v1/holders", 400, idle_for=value))["error"]
 
     assert error == f"idle_for={value!r} must be a whole number from 0 to 2592000"
 
 
-def test_devices_that_come_and_go_keep_what_is_known_of_the_others(world: World) -> None:
+def test_changing_devices_keep_the_idle_times_of_others(world: World) -> None:
     world.add({"n": [card("team/nb")]})
     world.why.idleness.look()
     world.add({"m": [BUSY]})

@@ -38,7 +38,7 @@ def learn(world: World, *ago: float, is_guess: bool = False, until: float = 0.0)
     )
 
 
-async def test_what_was_seen_before_the_start_counts(world: World, client: Client) -> None:
+async def test_history_before_the_start_counts(world: World, client: Client) -> None:
     learn(world, 5 * HOUR, 7 * HOUR)
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
@@ -67,9 +67,7 @@ async def test_a_pod_is_not_idle_for_longer_than_it_is_there(world: World, clien
     assert holder["is_at_least"] is False
 
 
-async def test_one_card_of_which_nothing_is_reported_was_watched_from_the_start_alone(
-    world: World, client: Client
-) -> None:
+async def test_unreported_card_counts_from_the_start_only(world: World, client: Client) -> None:
     learn(world, 5 * HOUR)
     world.live(CARDS, 120.0)
 
@@ -79,7 +77,7 @@ async def test_one_card_of_which_nothing_is_reported_was_watched_from_the_start_
     assert holder["is_at_least"] is True
 
 
-async def test_what_was_seen_since_counts_more(world: World, client: Client) -> None:
+async def test_readings_since_the_start_count_more(world: World, client: Client) -> None:
     asked_at = world.now
     world.live({"n": [card("team/nb", busy=0.9), card("team/nb")]}, 60.0)
     world.live(CARDS, 1200.0)

@@ -28,7 +28,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_a_refused_pod_says_who_refused_which_nodes(world: World, client: Client) -> None:
+async def test_refused_pod_names_the_filters_and_nodes(world: World, client: Client) -> None:
     world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE, owner="Job train")
 
     answer = await get(client, "/v1/pending")
@@ -151,7 +151,7 @@ async def test_pods_that_the_caller_may_not_read_have_no_names(
         ({"pod": "a"}, "use limit, namespace"),
     ],
 )
-async def test_a_bad_parameter_is_refused_with_what_is_allowed(
+async def test_bad_parameter_is_refused_with_allowed_values(
     client: Client, query: dict[str, str], allowed: str
 ) -> None:
     assert allowed in (await get(client, "/v1/pending", 400, **query))["error"]

@@ -54,7 +54,7 @@ async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
     return sides  # type: ignore[return-value] # two
 
 
-async def test_the_newest_decision_is_reported_whichever_replica_is_asked(
+async def test_newest_decision_is_reported_by_any_replica(
     sides: tuple[Side, Side],
 ) -> None:
     near, far = sides
@@ -73,7 +73,7 @@ async def test_the_newest_decision_is_reported_whichever_replica_is_asked(
         assert set(p["decision"]) == set(q["decision"])
 
 
-async def test_a_pod_that_only_another_replica_was_asked_about_is_not_untried(
+async def test_pod_requested_at_another_replica_counts_as_tried(
     sides: tuple[Side, Side],
 ) -> None:
     near, far = sides

@@ -112,7 +112,7 @@ async def test_a_waiting_pod_says_how_long_and_why(client: Client) -> None:
         ("wait", ["old", "young", "other", "nb", "train"]),
     ],
 )
-async def test_pods_are_sorted_as_asked(
+async def test_pods_are_sorted_as_requested(
     client: Client, monkeypatch: pytest.MonkeyPatch, sort: str, order: list[str]
 ) -> None:
     monkeypatch.setattr(pods, "PIECE_PODS", 2)  # several pieces are merged

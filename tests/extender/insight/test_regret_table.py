@@ -66,7 +66,7 @@ async def test_the_newest_come_first_with_means_of_those_that_can_be_compared(
     assert "must be a whole number" in (await get(client, REGRET.path, 400, limit="0"))["error"]
 
 
-async def test_who_may_not_read_the_pods_sees_no_names(
+async def test_caller_without_rights_sees_no_pod_names(
     watch: RegretWatch, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(app_for(watch, SeesNone()))

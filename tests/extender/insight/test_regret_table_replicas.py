@@ -80,7 +80,7 @@ async def test_placements_of_all_replicas_are_compared(
     assert (await get(client, REGRET.path, namespace="team"))["total"] == 2
 
 
-async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_decision(
+async def test_pod_decided_by_two_replicas_counts_once_by_the_later(
     far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     earlier = _with(THEIRS, choice="elsewhere", decided_at=THEIRS.decided_at - 1)
@@ -92,7 +92,7 @@ async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_de
     assert theirs["choice"] == THEIRS.choice
 
 
-async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_them(
+async def test_another_replicas_pods_are_hidden_without_rights(
     far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(replica("near", OURS, far=far, viewer=LearnsTeam()))

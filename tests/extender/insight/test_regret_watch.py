@@ -84,7 +84,7 @@ def test_a_placement_is_judged_once_its_time_is_up() -> None:
     assert len(part.watch) == 0
 
 
-def test_where_our_choice_was_taken_there_is_no_regret_but_there_may_be_hindsight() -> None:
+def test_our_taken_choice_has_hindsight_but_no_regret() -> None:
     part = Watched()
     part.place("a", "node-0")
     part.busy("node-0", 0.5)
@@ -98,7 +98,7 @@ def test_where_our_choice_was_taken_there_is_no_regret_but_there_may_be_hindsigh
     assert outcome.hindsight == pytest.approx(0.5)
 
 
-def test_our_choice_may_turn_out_worse_than_what_was_taken() -> None:
+def test_our_choice_can_turn_out_worse_than_the_taken_node() -> None:
     part = Watched()
     part.place("a", "node-2")
     part.busy("node-0", 0.9)
@@ -109,7 +109,7 @@ def test_our_choice_may_turn_out_worse_than_what_was_taken() -> None:
     assert outcome.hindsight == 0
 
 
-def test_only_what_was_measured_after_the_binding_counts() -> None:
+def test_only_readings_after_the_binding_count() -> None:
     part = Watched()
     part.busy("node-1", 0.9)
     part.live(AFTER)
@@ -227,7 +227,7 @@ def test_a_pod_that_makes_room_for_another_between_two_steps_is_not_judged() -> 
     assert part.watch.left_out == 1
 
 
-def test_a_pod_of_which_too_little_was_seen_is_left_out_and_counted() -> None:
+def test_pod_with_too_few_readings_is_left_out_and_counted() -> None:
     part = Watched()
     pod = part.place("a", "node-1")
     part.world.fleet.remove_pod(pod.uid, part.world.clock.now)

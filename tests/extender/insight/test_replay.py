@@ -133,7 +133,9 @@ def first_choice(asked: GpuRequest, *changes: str) -> str:
         pytest.param(("thresholds.utilization=10",), "calm", id="less-activity-is-idle"),
     ],
 )
-def test_a_changed_setting_changes_what_it_should(changes: tuple[str, ...], expected: str) -> None:
+def test_changed_setting_changes_the_replayed_decision(
+    changes: tuple[str, ...], expected: str
+) -> None:
     assert first_choice(SPREADING, *changes) == expected
 
 
@@ -162,7 +164,7 @@ def test_landings_are_reported_by_the_settings_of_the_log() -> None:
         ("thresholds.utilization=0.3", "thresholds.utilization"),
     ],
 )
-def test_a_bad_change_is_reported_with_what_is_allowed(text: str, reported: str) -> None:
+def test_bad_change_is_reported_with_allowed_values(text: str, reported: str) -> None:
     with pytest.raises(ValueError, match=reported):
         parse_changes([text])
 

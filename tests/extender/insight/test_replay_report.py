@@ -91,7 +91,7 @@ def test_without_the_load_filter_the_nodes_that_it_refused_come_back() -> None:
         pytest.param(NOW - 60, id="filter-was-of-an-attempt-before"),
     ],
 )
-def test_where_only_prioritize_was_asked_that_counts_and_is_reported(
+def test_decision_of_prioritize_alone_counts_and_is_reported(
     log: Log, filtered_at: float | None
 ) -> None:
     if filtered_at is not None:

@@ -19,7 +19,7 @@ def pairs(counted: tuple[CountedReason, ...]) -> list[tuple[int, str]]:
     return [(one.count, one.reason) for one in counted]
 
 
-def test_its_own_reasons_and_ours_are_distinguished_the_commonest_first() -> None:
+def test_message_separates_our_reasons_most_frequent_first() -> None:
     reported = read_message(MESSAGE)
 
     assert reported.nodes == 9
@@ -32,7 +32,7 @@ def test_its_own_reasons_and_ours_are_distinguished_the_commonest_first() -> Non
 
 
 @pytest.mark.parametrize("rejection", Rejection)
-def test_every_rejection_is_ours_and_has_something_that_helps(rejection: Rejection) -> None:
+def test_every_rejection_is_recognized_and_has_a_remedy(rejection: Rejection) -> None:
     reported = read_message(f"0/2 nodes are available: 2 {rejection.value}.")
 
     assert pairs(reported.by_us) == [(2, rejection.value)]

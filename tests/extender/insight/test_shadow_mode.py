@@ -73,7 +73,7 @@ async def test_a_log_may_be_begun_moved_and_ended_while_it_runs(tmp_path: Path) 
     assert shadow_mode.log is None
 
 
-async def test_what_is_wrong_with_the_log_degrades(tmp_path: Path) -> None:
+async def test_log_problems_degrade_shadow_mode(tmp_path: Path) -> None:
     world = small()
     settings = Settings(decision_log=DecisionLog(path=str(tmp_path / "none" / "log")))
     shadow_mode = ShadowMode(settings, world.placer, Metrics(), world.clock, RequestTracker())

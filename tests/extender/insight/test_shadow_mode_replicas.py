@@ -208,7 +208,7 @@ async def test_replicas_that_never_reach_each_other_leave_the_pod_out(pair: Pair
     assert [len(replica.binding_attribution) for replica in pair.replicas] == [0, 0]
 
 
-async def test_a_replica_that_is_gone_with_what_it_knew_leaves_the_pod_out(pair: Pair) -> None:
+async def test_pod_of_a_lost_replica_is_left_out(pair: Pair) -> None:
     await pair.ask(NEAR, FILTER)
     await pair.ask(NEAR, PRIORITIZE)
     pair.bind()
@@ -248,7 +248,7 @@ async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
     assert pair.bound == [0, 1]
 
 
-async def test_a_pod_that_no_other_replica_was_asked_about_counts_as_ever(pair: Pair) -> None:
+async def test_pod_without_requests_at_other_replicas_counts(pair: Pair) -> None:
     await pair.ask(NEAR, FILTER)
     await pair.ask(NEAR, PRIORITIZE)
     pair.bind()

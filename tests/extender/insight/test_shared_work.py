@@ -30,7 +30,7 @@ def maker() -> Maker:
     return Maker()
 
 
-async def test_who_asks_at_the_same_time_or_soon_after_gets_the_same(maker: Maker) -> None:
+async def test_concurrent_and_soon_following_callers_share_the_result(maker: Maker) -> None:
     async with asyncio.TaskGroup() as group:
         askers = [group.create_task(maker.shared.get("a", maker.make)) for _ in range(10)]
     maker.now += 4.9

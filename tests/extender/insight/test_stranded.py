@@ -66,7 +66,7 @@ async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(
     assert "kubectl taint node full nvidia.com/gpu=present:NoSchedule" in found["remedy"]
 
 
-async def test_what_gpu_pods_request_says_what_a_gpu_needs(world: World, client: Client) -> None:
+async def test_needs_of_a_gpu_follow_the_requests_of_gpu_pods(world: World, client: Client) -> None:
     world.have("trains", "full")
     request(
         world,

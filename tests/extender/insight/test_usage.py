@@ -68,7 +68,7 @@ def test_hours_of_running_and_ended_pods_are_within_a_percent() -> None:
     assert counted == pytest.approx(found[H100].gpu_hours)
 
 
-def test_only_whole_hours_from_the_asked_time_on_count() -> None:
+def test_only_whole_hours_from_the_requested_time_count() -> None:
     world = busy_and_idle()
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
     pass_time(world, record, 5 * HOUR)
@@ -144,7 +144,7 @@ def counted(metrics: Metrics, name: str, **labels: str) -> float:
     )
 
 
-async def test_the_metrics_add_up_to_what_costs_and_holders_say(aiohttp_client: MakeClient) -> None:
+async def test_metrics_match_costs_and_holders(aiohttp_client: MakeClient) -> None:
     world = busy_and_idle()
     metrics = Metrics()
     record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)

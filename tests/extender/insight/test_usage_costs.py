@@ -42,7 +42,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_costs_are_summed_by_owner_and_what_costs_most_for_nothing_comes_first(
+async def test_costs_are_summed_by_owner_most_idle_cost_first(
     client: Client,
 ) -> None:
     answer = await get(client, "/v1/costs")
@@ -159,7 +159,7 @@ async def test_pods_on_cards_without_a_price_are_counted(world: World, client: C
     assert (answer["sums"]["cost"], answer["sums"]["unpriced_pods"]) == (None, 3)
 
 
-async def test_only_pods_idle_for_so_long_are_summed_where_that_is_asked(client: Client) -> None:
+async def test_costs_can_be_limited_to_long_idle_pods(client: Client) -> None:
     idle = await get(client, "/v1/costs", idle_for="3600", by="pod")
 
     assert {one["pod"] for one in idle["costs"]} == {"team/nb-0", "other/secret"}
@@ -235,7 +235,7 @@ async def test_a_mig_instance_costs_its_part_of_a_card(
         ({"limit": "0"}, "limit='0' must be a whole number from 1 to 1000"),
     ],
 )
-async def test_a_bad_question_is_refused_with_what_is_allowed(
+async def test_bad_parameter_is_refused_with_allowed_values(
     client: Client, query: dict[str, str], error: str
 ) -> None:
     assert (await get(client, "/v1/costs", 400, **query))["error"] == error

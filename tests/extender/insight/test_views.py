@@ -48,7 +48,7 @@ def test_freshness_has_three_words(freshness: float, word: str) -> None:
     assert freshness_word(freshness) == word
 
 
-def test_nodes_come_in_the_order_that_was_asked(world: World) -> None:
+def test_nodes_keep_the_requested_order(world: World) -> None:
     snapshot = world.fleet.snapshot()
 
     states = gpus_of(world.fleet, snapshot, ["idle", "busy"])
@@ -58,7 +58,7 @@ def test_nodes_come_in_the_order_that_was_asked(world: World) -> None:
     assert [len(gpus) for gpus in states.values()] == [2, 2]
 
 
-def test_what_is_only_expected_of_pods_is_not_said_to_be_measured() -> None:
+def test_expected_use_is_not_shown_as_measured() -> None:
     made = World()
     labels = {
         "nvidia.com/gpu.replicas": "4",
@@ -169,9 +169,7 @@ def test_mig_instances_of_several_profiles_stand_card_by_card(world: World) -> N
         ),
     ],
 )
-def test_a_gpu_says_what_speaks_against_its_health(
-    world: World, gpu: Gpu, state: str, health: str
-) -> None:
+def test_gpu_states_its_health_problems(world: World, gpu: Gpu, state: str, health: str) -> None:
     world.add({"node": [gpu]})
 
     ((seen,),) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
@@ -189,7 +187,7 @@ def test_a_gpu_that_is_missing_says_so(world: World) -> None:
     assert (lost.state, lost.health) == ("unknown", "counts less: missing among its siblings")
 
 
-def test_gpus_of_which_the_kubelet_withdrew_one_say_so(world: World) -> None:
+def test_node_states_a_withdrawn_gpu(world: World) -> None:
     world.add({"node": [IDLE, IDLE]})
     world.register_node("node", allocatable={GPU: 1}, capacity={GPU: 2})
 
@@ -199,7 +197,7 @@ def test_gpus_of_which_the_kubelet_withdrew_one_say_so(world: World) -> None:
     assert [gpu.health for gpu in seen] == [why, why]
 
 
-def test_a_decision_says_what_speaks_against_a_gpu(world: World) -> None:
+def test_decision_states_problems_of_a_gpu(world: World) -> None:
     world.add({"dead": [IDLE, Gpu(xid=79.0)], "idle": [IDLE, Gpu(xid=94.0)]})
 
     view = json.loads(write_json_in_full(decision_view(place(world, "dead", "idle"), brief=False)))
@@ -256,7 +254,7 @@ def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> Non
     assert [node.driver_version for node, _ in views] == ["570.1.2", "580.95.05"]
 
 
-def test_a_decision_shows_what_was_asked_and_each_verdict(world: World) -> None:
+def test_decision_shows_the_request_and_each_verdict(world: World) -> None:
     record = place(world, "busy", "idle")
 
     view = json.loads(write_json_in_full(decision_view(record, brief=False)))

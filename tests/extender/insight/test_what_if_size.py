@@ -58,7 +58,7 @@ async def test_the_most_similar_pods_are_reported(
 
 
 @pytest.mark.parametrize("pod", [asked("new"), asked("team/chat", "hidden")])
-async def test_nothing_is_reported_of_other_pods_or_of_those_that_the_caller_may_not_read(
+async def test_size_uses_only_pods_that_the_caller_may_read(
     measured: World, aiohttp_client: MakeClient, pod: dict[str, Any]
 ) -> None:
     client = await aiohttp_client(measured.build_app(viewer=SeesTeam()))

@@ -216,7 +216,7 @@ async def test_a_bad_kubeconfig_is_named(tmp_path: Path, text: str | None) -> No
         await KubeClient.connect(path)
 
 
-async def test_outside_a_cluster_the_error_asks_for_a_kubeconfig(
+async def test_error_outside_a_cluster_requests_a_kubeconfig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

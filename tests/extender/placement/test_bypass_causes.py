@@ -140,7 +140,7 @@ def test_causes(known: BypassEvidence, expected: list[tuple[CauseKind, str, int]
     assert [(cause.kind, cause.field, cause.pods) for cause in causes] == expected
 
 
-def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
+def test_cause_names_exactly_the_resources_without_requests() -> None:
     known = evidence(
         ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG), pods(BypassVerdict.NOT_CALLED, 1, SHARED)
     )
@@ -150,7 +150,7 @@ def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
     assert f"request {SHARED}, {MIG}: managedResources lacks" in cause.text
 
 
-def test_cause_names_the_scheduler_that_never_asks_and_no_other() -> None:
+def test_cause_names_only_the_scheduler_without_requests() -> None:
     (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_CALLED, scheduler=BATCH)))
 
     assert "schedulerName batch:" in cause.text
@@ -197,6 +197,6 @@ def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:
     assert judge(answers, is_scoring=True) is verdict
 
 
-def test_scores_that_are_never_asked_for_are_missed_only_where_there_is_a_choice() -> None:
+def test_uncalled_prioritize_matters_only_with_several_nodes() -> None:
     assert judge(A.LEFT_SEVERAL, is_scoring=False) is BypassVerdict.NOT_SCORED
     assert judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.CALLED

@@ -17,7 +17,7 @@ def part() -> BindingWorld:
     return BindingWorld()
 
 
-def test_pod_that_no_replica_was_asked_about_is_counted(part: BindingWorld) -> None:
+def test_pod_without_requests_is_counted(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -25,7 +25,7 @@ def test_pod_that_no_replica_was_asked_about_is_counted(part: BindingWorld) -> N
     assert part.counted() == 1
 
 
-def test_it_is_counted_once_however_often_it_changes(part: BindingWorld) -> None:
+def test_bypassed_pod_is_counted_once_despite_changes(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.bind(part.pod(phase=PodPhase.RUNNING))
@@ -35,7 +35,7 @@ def test_it_is_counted_once_however_often_it_changes(part: BindingWorld) -> None
     assert part.counted() == 1
 
 
-def test_it_is_not_counted_before_the_others_had_time_to_report(part: BindingWorld) -> None:
+def test_bypassed_pod_is_not_counted_before_replicas_could_report(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.bypassed_pods.sweep()
@@ -73,7 +73,7 @@ def test_series_of_expected_schedulers_are_there_before_the_first_pod(
     assert {sample.value for sample in family.samples} <= {0.0}
 
 
-def test_schedulers_that_ask_are_known_by_their_pods(part: BindingWorld) -> None:
+def test_callers_are_known_by_their_pods(part: BindingWorld) -> None:
     own, other = part.pod("own", scheduler_name="idlegpu-scheduler"), part.pod("other")
     for pod in (own, other):
         part.create(pod)
@@ -86,14 +86,14 @@ def test_schedulers_that_ask_are_known_by_their_pods(part: BindingWorld) -> None
     assert part.bypassed_pods.report().asked_by == ("idlegpu-scheduler",)
 
 
-def test_schedulers_that_the_settings_name_are_those_that_ask() -> None:
+def test_settings_name_the_schedulers_that_call() -> None:
     assert BindingWorld(BypassSettings(schedulers=("b", "a"))).bypassed_pods.report().asked_by == (
         "b",
         "a",
     )
 
 
-def test_question_before_our_watch_shows_the_pod_counts(part: BindingWorld) -> None:
+def test_request_before_the_watch_shows_the_pod_counts(part: BindingWorld) -> None:
     part.ask()
     part.create(part.pod())
     part.bind(part.pod())
@@ -109,9 +109,7 @@ def test_question_before_our_watch_shows_the_pod_counts(part: BindingWorld) -> N
         pytest.param({"phase": PodPhase.FAILED}, id="ended-before-it-was-bound"),
     ],
 )
-def test_pods_that_are_none_of_ours_are_not_counted(
-    part: BindingWorld, changes: dict[str, Any]
-) -> None:
+def test_pods_without_gpus_are_not_counted(part: BindingWorld, changes: dict[str, Any]) -> None:
     part.create(part.pod(**changes))
     part.bind(part.pod(**changes))
     part.judge()
@@ -167,7 +165,7 @@ def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(
     assert part.counted() == 1
 
 
-def test_judged_pod_leaves_no_question_behind(part: BindingWorld) -> None:
+def test_judged_pod_leaves_the_request_log(part: BindingWorld) -> None:
     part.create(part.pod())
     part.ask()
     part.bind(part.pod())
@@ -176,7 +174,7 @@ def test_judged_pod_leaves_no_question_behind(part: BindingWorld) -> None:
     assert len(part.world.request_log) == 0
 
 
-def test_only_named_schedulers_are_to_ask() -> None:
+def test_only_named_schedulers_are_judged() -> None:
     part = BindingWorld(BypassSettings(schedulers=("gpu",)))
     for name, scheduler in (("a", DEFAULT), ("b", "gpu")):
         part.create(part.pod(name, scheduler_name=scheduler))
@@ -206,7 +204,7 @@ def test_invented_scheduler_names_make_no_series_without_end(part: BindingWorld)
     assert part.counted(scheduler="s0") == 1
 
 
-def test_pod_that_was_refused_everywhere_and_bound_without_another_question_is_counted(
+def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())
@@ -232,7 +230,7 @@ def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(
     assert part.counted() == 0
 
 
-def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgotten(
+def test_known_refusal_counts_although_other_requests_are_forgotten(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())
@@ -256,7 +254,7 @@ def test_answer_that_no_client_read_is_counted_as_lost(part: BindingWorld) -> No
     assert (cause.kind, "2.50 s" in cause.text) == (CauseKind.HTTP_TIMEOUT, True)
 
 
-def test_scores_that_are_never_asked_for_are_counted(part: BindingWorld) -> None:
+def test_pods_without_prioritize_are_counted(part: BindingWorld) -> None:
     part.create(part.pod())
     part.ask(choices=2)
     part.bind(part.pod())

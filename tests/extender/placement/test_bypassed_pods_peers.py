@@ -34,7 +34,7 @@ def results(*replicas: Replica) -> list[tuple[list[str], int]]:
     return [(one.accused, one.unjudged) for one in replicas]
 
 
-def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: ClusterState) -> None:
+def test_pod_without_requests_is_reported_by_each_replica(truth: ClusterState) -> None:
     replicas = start_replicas(truth, 0.0, 5000.0)
     pod = truth.create("p")
     truth.talk()
@@ -112,7 +112,7 @@ def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: ClusterState) ->
     assert results(near) == [([], 2)]
 
 
-def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: ClusterState) -> None:
+def test_pod_with_our_request_waits_for_no_replica(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     others, pod = truth.create("others"), truth.create("p")
     truth.talk()
@@ -189,7 +189,7 @@ def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Clu
     assert results(near) == [([], 1)]
 
 
-def test_a_replica_that_still_gets_requests_after_its_address_was_removed_is_waited_for(
+def test_judgment_waits_for_a_removed_replica_that_still_gets_requests(
     truth: ClusterState,
 ) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
@@ -293,7 +293,7 @@ def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
     assert results(near) == [([], 1)]
 
 
-def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_about_before(
+def test_new_replica_does_not_judge_pods_from_before_its_start(
     truth: ClusterState,
 ) -> None:
     (far,) = start_replicas(truth, 0.0)
@@ -309,7 +309,7 @@ def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_abou
     assert results(near) == [([], 1)]
 
 
-def test_watch_that_is_late_makes_no_pod_younger_than_the_replica_that_was_lost(
+def test_late_watch_does_not_hide_a_lost_replica(
     truth: ClusterState,
 ) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
@@ -329,7 +329,7 @@ def test_watch_that_is_late_makes_no_pod_younger_than_the_replica_that_was_lost(
 
 @pytest.mark.parametrize("wall_ahead", [-3600.0, 3600.0], ids=["behind", "ahead"])
 @pytest.mark.parametrize("clock_ahead", [-1e6, 1e6], ids=["younger", "older"])
-def test_clocks_that_differ_accuse_no_pod_that_was_asked_about(
+def test_clock_differences_report_no_pod_with_requests(
     truth: ClusterState, clock_ahead: float, wall_ahead: float
 ) -> None:
     replicas = [
@@ -489,7 +489,7 @@ class Chance:
 
 @settings(max_examples=300)
 @given(st.integers(0, 1 << 32))  # a seed makes many choices faster than Hypothesis
-def test_no_pod_that_was_asked_about_is_ever_accused(seed: int) -> None:
+def test_pod_with_requests_is_never_reported(seed: int) -> None:
     chance = Chance(Random(seed))
     for _ in range(60):
         chance.step()

@@ -68,7 +68,7 @@ def test_a_message_of_the_replica_must_come_before_our_own_watch_shows_the_pod()
     assert part.counted() == 0
 
 
-def test_pod_whose_question_may_be_forgotten_is_not_accused(part: BindingWorld) -> None:
+def test_pod_whose_request_may_be_forgotten_is_not_reported(part: BindingWorld) -> None:
     part.create(part.pod("unasked"))
     part.create(part.pod("asked"))
     part.world.request_log.forgotten_until = part.world.now
@@ -81,7 +81,7 @@ def test_pod_whose_question_may_be_forgotten_is_not_accused(part: BindingWorld) 
     assert sum(group.count for group in part.bypassed_pods.report().pods) == 1
 
 
-def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
+def test_pod_with_requests_waits_for_no_silent_replica() -> None:
     part = BindingWorld(received=(received := ReceivedPeriod()))
     received.until = part.world.now
     part.create(part.pod())

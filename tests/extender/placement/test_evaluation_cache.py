@@ -253,7 +253,7 @@ def test_unprepared_requests_are_evaluated_one_per_step(
     assert not pools_evaluated
 
 
-def test_dirty_rows_are_evaluated_for_all_requests_together_before_the_next_pod(
+def test_dirty_rows_are_evaluated_together_before_the_next_pod(
     world: World, rows_evaluated: list[int]
 ) -> None:
     for count in (1, 2, 3):
@@ -306,7 +306,7 @@ def test_a_cached_request_is_not_evaluated_for_a_new_pod(
     assert not pools_evaluated
 
 
-def test_few_requests_of_new_pods_are_evaluated_at_once_until_they_come_or_time_passes(
+def test_requests_are_precomputed_up_to_a_limit_until_used_or_expired(
     world: World, pools_evaluated: list[int]
 ) -> None:
     expect(world, *range(1, MAX_EXPECTED + 1))

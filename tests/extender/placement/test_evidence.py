@@ -131,7 +131,7 @@ def test_a_sign_that_no_reading_shows_has_no_source(world: World) -> None:
     assert set(first.signals) == {"utilization", "memory"}
 
 
-def test_it_is_shown_as_it_was_when_the_decision_was_made(world: World) -> None:
+def test_evidence_is_shown_as_at_the_decision(world: World) -> None:
     world.read()
     record = decide(world)
     world.clock.now += 30.0

@@ -49,7 +49,7 @@ def test_each_pod_of_a_pass_counts_for_the_next() -> None:
     assert assumed(made) == set(NAMES)
 
 
-def test_a_pass_that_was_taken_back_leaves_no_assumed_pods() -> None:
+def test_withdrawn_group_pass_leaves_no_assumed_pods() -> None:
     made = world()
     for name in NAMES:
         answer(made, name)

@@ -125,11 +125,11 @@ def test_a_node_that_is_explained_already_is_not_explained_again() -> None:
     assert [detail.node for detail in record.details] == ["node-a"]
 
 
-def test_a_pod_that_was_never_asked_about_has_no_record() -> None:
+def test_pod_without_requests_has_no_record() -> None:
     assert DecisionHistory(10).note_bound("uid-a", "node-a") is None
 
 
-def test_the_choice_for_a_pod_is_returned_once_even_if_its_decision_was_dropped() -> None:
+def test_choice_is_returned_once_even_after_its_decision_was_dropped() -> None:
     history = DecisionHistory(1)
     first = remember(history, "a", best="node-a")
     remember(history, "b")
@@ -179,7 +179,7 @@ def test_decisions_release_their_snapshots_after_some_time() -> None:
     ("seconds", "is_late"),
     [(0.0, False), (EXPLAINABLE_SECONDS, False), (EXPLAINABLE_SECONDS + 0.1, True)],
 )
-def test_a_node_bound_to_is_explained_as_it_was_then_unless_the_binding_comes_late(
+def test_bound_node_is_explained_as_at_the_decision_unless_bound_late(
     seconds: float, *, is_late: bool
 ) -> None:
     history = DecisionHistory(10, clock=lambda: NOW + seconds)
@@ -192,9 +192,7 @@ def test_a_node_bound_to_is_explained_as_it_was_then_unless_the_binding_comes_la
 
 
 @pytest.mark.parametrize("is_shadow", [False, True])
-def test_an_answer_leaves_a_pod_no_node_only_where_none_is_feasible_and_it_counts(
-    *, is_shadow: bool
-) -> None:
+def test_answer_leaves_no_node_only_if_refused_outside_shadow_mode(*, is_shadow: bool) -> None:
     record = remember(DecisionHistory(10), "a")
     refused = replace(record, decision=decide_on({}), is_shadow=is_shadow)
 

@@ -35,7 +35,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return made
 
 
-def test_it_ranks_behind_nodes_known_to_be_idle_and_ahead_of_busy_ones(world: World) -> None:
+def test_new_node_ranks_between_idle_and_busy_nodes(world: World) -> None:
     decision = world.rank(nodes=("busy", "new-0", "idle"))
 
     assert [decision.candidates[at] for at in decision.order] == ["idle", "new-0", "busy"]
@@ -44,7 +44,7 @@ def test_it_ranks_behind_nodes_known_to_be_idle_and_ahead_of_busy_ones(world: Wo
 @pytest.mark.parametrize(
     "wish", [{}, {"memory_bytes": int(40 * GIB)}], ids=["a stock pod", "one that says its memory"]
 )
-def test_it_is_refused_to_no_pod_that_does_not_require_idle(
+def test_new_node_is_refused_only_to_pods_that_require_idle(
     world: World, wish: dict[str, int]
 ) -> None:
     assert world.rank(request(**wish), nodes=("new-0",)).best == "new-0"
@@ -57,7 +57,7 @@ def test_a_pod_that_requires_idle_gpus_waits_for_its_readings(world: World) -> N
     assert Code(decision.codes[0]) is Code.NOT_IDLE
 
 
-def test_it_takes_part_as_soon_as_it_is_read(world: World) -> None:
+def test_new_node_counts_from_its_first_reading(world: World) -> None:
     for number in range(MANY):
         world.add_node(f"new-{number}")
     world.read_after(10.0)
@@ -66,7 +66,7 @@ def test_it_takes_part_as_soon_as_it_is_read(world: World) -> None:
     assert world.rank(request(requires_idle=True), nodes=("new-0",)).best == "new-0"
 
 
-def test_it_is_not_refused_for_load_where_busy_ones_are() -> None:
+def test_new_node_is_not_refused_for_load() -> None:
     world = World(Policy(load_filter=LoadFilter(is_enabled=True)))
     world.add_node("idle")
     world.add_node("busy")

@@ -114,7 +114,7 @@ def test_a_pod_counts_from_our_answer_and_never_against_itself() -> None:
     assert world.place("b") != first
 
 
-def test_prioritize_replaces_what_filter_assumed() -> None:
+def test_prioritize_replaces_the_assumption_of_filter() -> None:
     world = time_sliced(2)
     world.placer.place("filter", pod_ref("a"), request(), ("node-0", "node-1"))
 
@@ -233,7 +233,7 @@ def test_a_pod_that_is_already_bound_is_not_counted_twice() -> None:
     assert (on(world), world.row("node-0").held) == ({}, 1)
 
 
-def test_asking_what_a_pod_would_get_assumes_and_remembers_nothing() -> None:
+def test_what_if_assumes_and_records_nothing() -> None:
     world = time_sliced(1)
 
     assert world.rank().best == "node-0"
@@ -332,7 +332,7 @@ def test_a_shared_gpu_with_foreign_use_in_bursts_is_not_idle_in_a_pause() -> Non
     assert rejected(world.rank(request(requires_idle=True))) == {}
 
 
-def test_an_answer_is_remembered_with_what_it_was_made_from() -> None:
+def test_decision_is_recorded_with_its_inputs() -> None:
     world = time_sliced(3)
     record = world.placer.place("filter", pod_ref("a"), request(), tuple(world.fleet.nodes))
 

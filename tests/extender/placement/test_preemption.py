@@ -41,7 +41,7 @@ def full_node(replicas: int = 1, *, is_mapped: bool = True, started: float = 300
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
 @pytest.mark.parametrize("started", [300.0, 30.0], ids=["old", "young"])
 @pytest.mark.parametrize("replicas", [1, 4], ids=["whole", "shared"])
-def test_a_node_is_accepted_once_its_victims_are_gone_though_readings_show_them(
+def test_node_is_accepted_after_its_victims_end_despite_old_readings(
     is_mapped: bool, started: float, replicas: int
 ) -> None:
     world = full_node(replicas, is_mapped=is_mapped, started=started)
@@ -142,7 +142,7 @@ def test_a_victim_that_holds_no_gpu_takes_no_foreign_use_with_it() -> None:
     assert accepts(world, request(), "a", "not-asking-for-gpus")
 
 
-def test_a_victim_too_young_to_be_seen_takes_no_foreign_use_from_before_it_along() -> None:
+def test_unseen_young_victim_does_not_explain_earlier_foreign_use() -> None:
     world = World()
     world.add_node("node-0", 2)
     world.card("node-0").values.update({Signal.MEMORY_USED: 20 * GIB, Signal.MEMORY_FREE: 60 * GIB})
@@ -166,7 +166,7 @@ def used_before_its_pod(world: World) -> None:
 
 
 @pytest.mark.parametrize("requires_idle", [False, True])
-def test_no_pod_is_evicted_from_a_gpu_that_was_used_from_outside_before_it_came(
+def test_no_pod_is_evicted_from_a_gpu_with_earlier_foreign_use(
     requires_idle: bool,
 ) -> None:
     world = World()
@@ -206,7 +206,7 @@ def test_use_by_a_pod_before_it_was_known_is_not_foreign(*, is_mapped: bool) -> 
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-def test_a_nominated_pod_that_requires_idle_goes_by_what_is_read_after_its_victims_end(
+def test_nominated_pod_that_requires_idle_needs_readings_after_its_victims(
     is_used: bool,
 ) -> None:
     world = World()
@@ -245,7 +245,7 @@ def test_no_pod_gets_a_gpu_that_was_used_from_outside_before_its_victims_came() 
     assert rejected(world.rank(stock)) == rejected(world.rank()) == {}
 
 
-def test_while_other_gpus_are_free_a_pod_would_get_none_of_its_victims() -> None:
+def test_pod_gets_no_victims_gpu_while_others_are_free() -> None:
     world = World()
     world.add_node("node-0", 2)
     world.card("node-0").values.update({Signal.MEMORY_USED: 30 * GIB, Signal.MEMORY_FREE: 50 * GIB})
@@ -283,7 +283,7 @@ def test_a_gpu_that_was_active_before_its_victims_came_is_not_presumed_idle() ->
     assert rejected(world.rank(asked)) == waits
 
 
-def test_activity_after_the_victims_end_is_not_theirs_though_their_memory_may_still_show() -> None:
+def test_activity_after_the_victims_end_is_not_theirs() -> None:
     world = full_node()
     asked = request(requires_idle=True, nominated_node="node-0")
     world.end(world.fleet.pods["uid-a"])
@@ -305,7 +305,7 @@ def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> 
     assert accepts(world, request(memory_bytes=TWENTY), "a")
 
 
-def test_a_preemptor_passes_on_its_nominated_node_while_readings_show_its_victims() -> None:
+def test_preemptor_passes_on_its_nominated_node_despite_victims_readings() -> None:
     world = full_node(4)
     asked = request(memory_bytes=TWENTY, nominated_node="node-0")
     assert rejected(world.rank(asked)) == {"node-0": Code.NO_MEMORY}
@@ -328,7 +328,7 @@ def test_the_load_filter_passes_the_least_loaded_of_busy_nodes() -> None:
     assert set(rejected(world.rank())) == {"node-0", "node-2"}
 
 
-def test_where_nothing_is_known_to_be_idle_a_pod_that_requires_it_evicts_no_pod() -> None:
+def test_idle_requirement_evicts_no_pod_if_no_gpu_is_known_idle() -> None:
     world = full_node()
     elsewhere = request(requires_idle=True, resources=((GPU, 1), ("b", 1)))
 
@@ -384,7 +384,7 @@ def test_readings_of_a_victim_of_a_former_resource_are_attributed_to_no_pod() ->
     assert not accepts(world, asked)
 
 
-def test_readings_of_a_victim_that_may_hold_any_gpu_by_claims_are_attributed_to_no_pod() -> None:
+def test_readings_are_not_attributed_to_a_victim_with_unknown_claims() -> None:
     world = World()
     world.add_node("node-0", 1, allocatable={}, capacity={})
     world.read()

@@ -57,7 +57,7 @@ def followed(part: BindingWorld, choice: str) -> float:
 
 
 @pytest.mark.parametrize("is_bound", [False, True], ids=["while it waits", "once it is bound"])
-def test_the_second_is_bound_without_a_call_although_the_first_was_asked_about(
+def test_request_for_the_first_pod_does_not_cover_the_second(
     part: BindingWorld, is_bound: bool
 ) -> None:
     part.create(web(OLD))
@@ -73,7 +73,7 @@ def test_the_second_is_bound_without_a_call_although_the_first_was_asked_about(
     assert part.counted() == 1
 
 
-def test_the_first_is_bound_without_a_call_although_the_second_is_asked_about(
+def test_request_for_the_second_pod_does_not_cover_the_first(
     part: BindingWorld,
 ) -> None:
     part.create(web(OLD))
@@ -88,7 +88,7 @@ def test_the_first_is_bound_without_a_call_although_the_second_is_asked_about(
     assert part.counted() == 1
 
 
-def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(
+def test_request_for_the_second_pod_can_come_before_the_watch(
     part: BindingWorld,
 ) -> None:
     part.create(web(OLD))
@@ -142,7 +142,7 @@ def test_whether_we_were_followed_is_counted_for_each(part: BindingWorld) -> Non
     assert (followed(part, "first"), followed(part, "other")) == (1, 1)
 
 
-def test_it_is_counted_though_the_decision_is_forgotten_by_the_binding(part: BindingWorld) -> None:
+def test_bound_pod_is_counted_after_its_decision_was_dropped(part: BindingWorld) -> None:
     finish(part.world.history.resize_in_steps(1))
     part.create(web(NEW))
     first = ask(part, NEW, PRIORITIZE)
@@ -154,7 +154,7 @@ def test_it_is_counted_though_the_decision_is_forgotten_by_the_binding(part: Bin
     assert (followed(part, "first"), followed(part, "other")) == (1, 0)
 
 
-def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: BindingWorld) -> None:
+def test_late_request_for_the_first_pod_takes_no_room_from_the_second(part: BindingWorld) -> None:
     part.create(web(OLD))
     ask(part, OLD)
     delete(part, OLD)

@@ -66,7 +66,7 @@ def test_a_resource_that_no_node_offers_counts_nowhere(world: World) -> None:
     assert world.fleet.ledger.get("other") is None
 
 
-def test_it_expires_as_if_it_had_been_reported_at_once(world: World) -> None:
+def test_late_report_expires_at_the_usual_time(world: World) -> None:
     tentative_seconds = world.policy.assumed.tentative_seconds
 
     world.request_log.take(answered(world, age=10.0))
@@ -148,7 +148,7 @@ def test_a_pod_that_another_replica_then_refused_is_assumed_nowhere(world: World
     assert assumed_on(world) == ""
 
 
-def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_chose(
+def test_nominated_pod_is_assumed_on_its_nominated_node(
     world: World,
 ) -> None:
     waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
@@ -159,7 +159,7 @@ def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_cho
     assert assumed_on(world) == "b"
 
 
-def test_own_questions_are_reported_and_others_are_not(world: World) -> None:
+def test_only_own_requests_are_published(world: World) -> None:
     reported: list[str] = []
     world.request_log.answered.subscribe(lambda it: reported.append(it.uid))
 
@@ -170,7 +170,7 @@ def test_own_questions_are_reported_and_others_are_not(world: World) -> None:
     assert reported == ["own"]
 
 
-def test_questions_of_others_count_as_asked(world: World) -> None:
+def test_requests_to_other_replicas_count(world: World) -> None:
     world.request_log.take(answered(world))
 
     assert world.request_log.verdict("uid-p") is BypassVerdict.CALLED

@@ -82,7 +82,7 @@ def test_memory_that_foreign_processes_give_back_is_room_again() -> None:
     assert room(world) == pytest.approx(60)
 
 
-def test_a_pod_without_a_declaration_counts_with_an_even_share_until_it_is_measured() -> None:
+def test_undeclared_pod_counts_with_an_even_share_until_measured() -> None:
     world = sliced()
     tenant(world, "declared", 30)
     tenant(world, "other")
@@ -266,7 +266,7 @@ def test_memory_that_no_pods_processes_explain_is_foreign() -> None:
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_an_end_releases_what_the_pods_processes_held(is_deleted: bool) -> None:
+def test_ended_pod_releases_the_memory_of_its_processes(is_deleted: bool) -> None:
     world = sliced()
     pod = tenant(world, "a")
     use(world, 41, LATER)
@@ -358,9 +358,7 @@ def test_the_declaration_of_a_staying_pod_stays_when_another_leaves() -> None:
     ("leaves", "left"),
     [pytest.param("other", 20, id="its-declaration-stays"), ("declared", 40)],
 )
-def test_after_an_end_and_a_reading_a_pod_that_stays_keeps_what_is_its_own(
-    leaves: str, left: float
-) -> None:
+def test_staying_pod_keeps_its_memory_after_another_ended(leaves: str, left: float) -> None:
     """One pod uses 40 GiB and declared none, the other uses 20 of its declared 40 GiB."""
     world = sliced()
     pods = {"other": tenant(world, "other")}
@@ -388,7 +386,7 @@ def test_a_whole_gpu_comes_back_as_it_was_before_its_pod_came() -> None:
     assert not refused(world, 79)
 
 
-def test_a_whole_gpu_of_which_nothing_is_known_from_before_its_pod_waits_for_a_reading() -> None:
+def test_whole_gpu_without_earlier_readings_waits_for_one() -> None:
     world = World()
     world.add_node("node", 1)
     pod = tenant(world, "a")
@@ -437,7 +435,7 @@ def test_leaving_pods_release_only_their_own_memory_on_the_nominated_node() -> N
     assert not nominated(world, 12)
 
 
-def test_a_pod_that_has_just_ended_counts_for_the_nominated_pod_though_readings_show_it() -> None:
+def test_ended_pod_counts_as_room_for_the_nominated_pod() -> None:
     world = sliced()
     tenant(world, "stays", 20)
     victim = tenant(world, "victim", 40)
@@ -479,7 +477,7 @@ def most_without(world: World, *pods: PodRecord) -> int:
     return max(gib for gib in range(81) if fits(gib))
 
 
-def test_a_victim_with_several_shares_of_a_card_releases_what_it_declared_of_each() -> None:
+def test_victim_with_several_shares_releases_each_declaration() -> None:
     world = sliced()
     tenant(world, "stays", 30)
     victim = world.bind("two", count=2, on=[world.card()], memory_bytes=int(20 * GIB))
@@ -496,9 +494,7 @@ def test_a_victim_with_several_shares_of_a_card_releases_what_it_declared_of_eac
     assert room(world) == pytest.approx(50)
 
 
-def test_the_last_victims_that_declared_nothing_release_all_that_is_not_declared_nor_foreign() -> (
-    None
-):
+def test_last_undeclared_victims_release_all_unexplained_memory() -> None:
     world = sliced(in_use=8)
     tenant(world, "stays", 2)
     use(world, 10, LATER)
@@ -531,7 +527,7 @@ def test_victims_together_release_at_most_the_undeclared_memory_in_use() -> None
 
 
 @pytest.mark.parametrize("is_deleting", [False, True])
-def test_a_pod_that_requires_idle_waits_on_its_nominated_node_unless_victims_leave(
+def test_idle_requirement_waits_on_its_nominated_node_unless_victims_leave(
     is_deleting: bool,
 ) -> None:
     world = World()

@@ -102,7 +102,7 @@ def cards(draw: st.DrawFn, *, declare: st.SearchStrategy[int | None] = declared)
 
 @settings(max_examples=60, deadline=None)
 @given(cards())
-def test_room_never_exceeds_what_is_free_nor_what_declarations_leave(card: Card) -> None:
+def test_room_never_exceeds_free_or_undeclared_memory(card: Card) -> None:
     assert card.room() <= SIZE - card.used + 1e-6
     assert card.room() <= max(SIZE - card.declared, 0) + 1e-6
 
@@ -124,7 +124,7 @@ def test_an_end_makes_no_more_room_than_the_pod_declared_or_held(
 
 @settings(max_examples=60, deadline=None)
 @given(cards(declare=st.sampled_from([5, 20, 40])), st.data())
-def test_preemption_says_what_filter_says_once_the_victim_is_gone(
+def test_preemption_agrees_with_filter_after_the_victims_end(
     card: Card, data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(sorted(card.pods)))

@@ -21,7 +21,7 @@ def test_the_last_measurement_counts_while_nothing_is_read(seconds: float) -> No
     assert room(world) == pytest.approx(70)
 
 
-def test_what_foreign_processes_held_counts_as_a_pod_ends_long_after_the_last_reading() -> None:
+def test_foreign_memory_counts_if_a_pod_ends_long_after_the_last_reading() -> None:
     world = sliced(in_use=40)
     pod = tenant(world, "a", 1)
     use(world, 41, LATER)

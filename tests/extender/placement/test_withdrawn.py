@@ -47,7 +47,7 @@ def test_a_pod_that_requires_idle_goes_to_the_idle_card_beside_a_vanished_one(mi
 
 
 @pytest.mark.parametrize("minutes", SILENT_MINUTES)
-def test_the_room_of_a_vanished_card_is_none(minutes: int) -> None:
+def test_vanished_card_has_no_room(minutes: int) -> None:
     made = half_withdrawn(minutes, is_shown=False, MEMORY_USED=79 * GIB, MEMORY_FREE=GIB)
 
     assert code(made, memory_bytes=TWENTY) is Code.NO_MEMORY
@@ -76,7 +76,7 @@ def test_a_card_that_is_missing_while_the_kubelet_offers_all_may_be_landed_on() 
     assert code(made, memory_bytes=TWENTY) is Code.PASSES
 
 
-def test_pods_that_the_readings_do_not_show_count_on_cards_that_are_still_offered() -> None:
+def test_unseen_pods_count_on_cards_that_are_still_offered() -> None:
     made = one_node(3, replicas=4, allocatable={GPU: 8}, capacity={GPU: 12})
     made.card().values[Signal.XID] = 48.0
     made.read_after(60.0, times=2)

@@ -64,7 +64,7 @@ async def test_no_more_requests_run_at_once_than_allowed() -> None:
     await asyncio.wait(tasks)
 
 
-async def test_a_caller_with_too_many_waiting_requests_gets_an_error_and_others_do_not() -> None:
+async def test_only_the_caller_with_too_many_waiting_requests_gets_an_error() -> None:
     taken = turns(waiting_each=2)
     many = Many(taken)
     tasks = [asyncio.create_task(many.ask("greedy")) for _ in range(3)]

@@ -103,7 +103,7 @@ async def test_objects_that_survived_a_collection_are_skipped_by_the_next() -> N
     assert kept
 
 
-async def test_no_search_has_more_to_walk_than_what_came_in_a_few_seconds() -> None:
+async def test_recent_garbage_is_collected_within_seconds() -> None:
     async with running(GcControl(lambda: True, lambda _: False)):
         knot = make_knot()
         await eventually(lambda: knot() is None)

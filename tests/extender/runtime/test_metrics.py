@@ -52,7 +52,7 @@ async def test_every_series_that_can_be_known_beforehand_starts_at_0(fresh: Exte
     assert values == {0.0}
 
 
-async def test_a_question_of_each_verb_may_end_in_each_way(fresh: Extender) -> None:
+async def test_metrics_have_each_verb_with_each_outcome(fresh: Extender) -> None:
     (family,) = fresh.metrics.requests.collect()
 
     seen = {(sample.labels["verb"], sample.labels["outcome"]) for sample in family.samples}

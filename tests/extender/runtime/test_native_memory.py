@@ -14,7 +14,7 @@ def test_memory_is_given_back_wherever_that_can_be() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
-def test_a_forgotten_buffer_keeps_no_page_of_its_own_and_leaves_others_theirs() -> None:
+def test_released_buffer_frees_only_its_own_pages() -> None:
     held = bytearray(b"x" * (64 * mmap.PAGESIZE))
     with memoryview(held)[100:-100] as buffer:
         native_memory.forget(buffer)

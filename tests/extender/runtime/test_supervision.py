@@ -11,7 +11,7 @@ from extender.runtime.supervision import FAULTS, FIRST_SECONDS, MOST_SECONDS, Ta
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_task_that_fails_is_started_again_ever_later(
+async def test_failing_task_restarts_with_growing_pauses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -35,7 +35,7 @@ async def test_a_task_that_fails_is_started_again_ever_later(
     assert len(caplog.records) == 1  # however often
 
 
-async def test_a_task_that_ran_for_long_is_started_again_soon() -> None:
+async def test_long_running_task_restarts_soon() -> None:
     loop = asyncio.get_running_loop()
     started: list[float] = []
 
@@ -103,7 +103,7 @@ async def test_a_task_can_be_stopped_and_started_again_while_others_run() -> Non
     assert started == ["one", "other", "one again"]
 
 
-async def test_a_fatal_error_of_a_task_ends_all() -> None:
+async def test_fatal_error_of_a_task_ends_all_tasks() -> None:
     async def fail() -> None:
         raise OSError("the address is in use")
 
@@ -119,9 +119,7 @@ async def test_a_fatal_error_of_a_task_ends_all() -> None:
 
 
 @pytest.mark.parametrize("is_grouped", [True, False])
-async def test_a_task_that_fails_while_it_is_cancelled_ends_all_the_same(
-    *, is_grouped: bool
-) -> None:
+async def test_task_that_fails_while_cancelled_ends_anyway(*, is_grouped: bool) -> None:
     child: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait() -> None:

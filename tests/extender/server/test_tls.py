@@ -256,7 +256,7 @@ async def test_a_dropped_ca_admits_no_new_client(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_connection_survives_new_certificates_and_ends_after_its_ca_is_dropped(
+def test_connection_survives_new_certificates_until_its_ca_is_dropped(
     run: Callable[..., None], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

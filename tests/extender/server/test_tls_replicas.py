@@ -18,7 +18,7 @@ from testkit.fake_kube import eventually
 from testkit.replicas import running
 
 
-async def test_a_pod_placed_by_one_replica_counts_at_the_other_before_and_after_a_renewal(
+async def test_placed_pod_counts_at_the_other_replica_before_and_after_renewal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tls_module, "POLL_SECONDS", 0.05)

@@ -174,7 +174,7 @@ def test_a_listen_address_is_split(listen: str, address: tuple[str, int]) -> Non
     "listen",
     ["8888", ":8888", "host", "host:", "host:65536", "host:-1", "::1:80", "[host]:80", "a b:80"],
 )
-def test_what_is_no_listen_address_is_refused(listen: str) -> None:
+def test_invalid_listen_address_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="must be host:port with a port from 0 to 65535"):
         load_settings(None, {"IDLEGPU_LISTEN": listen})
 

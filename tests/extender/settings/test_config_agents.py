@@ -44,6 +44,6 @@ def test_service_accounts_are_named_as_the_api_server_names_them() -> None:
 
 
 @pytest.mark.parametrize("account", ["agent", "/agent", "ml/", "a/b/c", "system:a/b"])
-def test_what_is_no_service_account_is_refused(account: str) -> None:
+def test_invalid_service_account_is_refused(account: str) -> None:
     with pytest.raises(ConfigError, match="namespace/name"):
         load_settings(None, {"IDLEGPU_AGENTS_SERVICE_ACCOUNTS": account})

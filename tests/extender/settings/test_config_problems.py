@@ -86,7 +86,7 @@ def test_of_thousands_of_problems_the_first_ones_are_described(tmp_path: Path) -
         ("7: x", "7: is no known setting: must be one of listen, "),
     ],
 )
-def test_a_problem_names_the_setting_its_value_and_what_is_allowed(
+def test_problem_names_setting_value_and_allowed_values(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     (found,) = problems(tmp_path, text)

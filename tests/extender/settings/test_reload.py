@@ -96,7 +96,7 @@ def point_to_itself(path: Path) -> None:
         "unreadable",
     ],
 )
-async def test_bad_file_leaves_the_settings_and_says_what_is_wrong(
+async def test_bad_file_leaves_the_settings_and_is_reported(
     path: Path,
     caplog: pytest.LogCaptureFixture,
     spoil: Callable[[Path], object],
@@ -259,7 +259,7 @@ async def test_setting_that_needs_a_restart_keeps_its_value_and_says_so(
     assert part.counts == (2, 0, 1)
 
 
-def test_only_what_is_made_once_needs_a_restart() -> None:
+def test_only_settings_read_at_start_need_a_restart() -> None:
     fields = set(Settings.model_fields)
 
     assert fields >= LIVE

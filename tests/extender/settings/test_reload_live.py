@@ -231,7 +231,7 @@ async def test_resources_that_come_and_go_are_counted_and_forgotten(tmp_path: Pa
         )
 
 
-async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path: Path) -> None:
+async def test_waking_keeps_its_state_when_switched_off_and_on(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
         waker = part.extender.waker_runner.waker
         assert waker is not None

@@ -91,9 +91,7 @@ async def test_changed_watch_settings_need_no_list(kube: FakeKube, tmp_path: Pat
         assert part.sink.calls == [*calls, "apply meanwhile", "remove p"]
 
 
-async def test_objects_that_are_reduced_differently_are_corrected_while_the_watch_continues(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_objects_are_reduced_again_during_the_watch(kube: FakeKube, tmp_path: Path) -> None:
     raw = node("n")
     raw["status"]["allocatable"][AMD] = raw["status"]["capacity"][AMD] = "2"
     kube.put("nodes", raw)

@@ -62,9 +62,7 @@ def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
         (None, 0, 0),
     ],
 )
-def test_the_size_of_a_pod_group_is_what_it_needs_to_start(
-    spec: object, gang: int, least: int
-) -> None:
+def test_size_of_a_pod_group_is_its_minimum_to_start(spec: object, gang: int, least: int) -> None:
     assert (gang_size({"spec": spec}, NAMES), least_members({"spec": spec}, NAMES)) == (gang, least)
 
 

@@ -142,7 +142,7 @@ async def test_a_failed_query_is_retried_a_few_times(
     assert "503" in str(vars(warned[0])["error"])
 
 
-async def test_it_waits_for_another_query_of_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_of_the_past_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_use, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", ())
     left = 3

@@ -82,7 +82,7 @@ def test_a_target_whose_gpus_are_held_comes_after_one_whose_gpus_are_free() -> N
 
 
 @pytest.mark.parametrize("values", [{Signal.XID: 48.0}, BUSY])
-def test_a_target_whose_free_gpus_are_broken_or_in_foreign_use_comes_after_one_whose_gpus_are_good(
+def test_target_with_broken_or_foreign_gpus_ranks_after_a_good_one(
     values: dict[Signal, float],
 ) -> None:
     world = three_nodes()

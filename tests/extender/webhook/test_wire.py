@@ -159,7 +159,7 @@ def test_whole_nodes_are_found_in_any_case(document: object) -> None:
     assert decode(document).nodes == ("a",)
 
 
-def test_a_pods_fields_are_found_in_any_case_and_its_annotations_keep_theirs() -> None:
+def test_field_names_are_case_insensitive_but_annotation_keys_are_not() -> None:
     pod = {
         "Metadata": {"NAME": "a", "Annotations": {"X/Y": "Z"}},
         "SPEC": {

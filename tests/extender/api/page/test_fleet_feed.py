@@ -30,7 +30,7 @@ def fresh_feed(world: World) -> FleetFeed:
     return feed
 
 
-async def test_the_page_says_of_each_gpu_what_the_api_says(aiohttp_client: MakeClient) -> None:
+async def test_page_shows_each_gpu_as_the_api_does(aiohttp_client: MakeClient) -> None:
     world = small_world()
     client = await aiohttp_client(world.build_app())
     gpus = (await (await client.get("/v1/gpus")).json())["gpus"]
@@ -71,7 +71,7 @@ def test_a_viewer_with_the_previous_version_receives_only_the_changes() -> None:
     assert [LOOKS[state & 7] for state in column(document, "state")] == ["idle", "idle"]
 
 
-def test_a_viewer_who_fell_behind_receives_every_device_once() -> None:
+def test_slow_viewer_receives_every_device_once() -> None:
     world = small_world()
     feed = fresh_feed(world)
     before = feed.version

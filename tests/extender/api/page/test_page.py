@@ -17,7 +17,7 @@ pytestmark = pytest.mark.page
 # --- the fleet ------------------------------------------------------------------------------------
 
 
-async def test_each_gpu_counts_as_what_it_is(browser: Browser, server: Server) -> None:
+async def test_each_gpu_counts_under_its_state(browser: Browser, server: Server) -> None:
     async with looking(browser, server) as (page, _):
         await live(page)
 
@@ -141,7 +141,7 @@ async def test_a_foreign_gpu_names_the_processes_that_use_it(browser: Browser) -
         await expect(detail.locator("dd li").last).to_contain_text("in pod team/sneaky (docker-")
 
 
-async def test_the_overview_says_what_is_held_idle_and_who_waits(browser: Browser) -> None:
+async def test_overview_shows_idle_holders_and_waiting_pods(browser: Browser) -> None:
     world = World()
     world.add({"node": [IDLE]})
     wait_for_gpus(world, "patient", 2)

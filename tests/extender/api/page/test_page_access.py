@@ -53,7 +53,7 @@ async def show_token(page: Page, token: str) -> None:
     await page.keyboard.press("Enter")
 
 
-async def test_a_page_without_a_token_asks_for_one_and_shows_nothing(
+async def test_page_without_a_token_requests_one_and_shows_nothing(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, _ = guarded
@@ -92,7 +92,7 @@ async def test_a_wrong_token_is_reported_so_and_the_right_one_opens_the_page(
         assert await page.evaluate("localStorage.length + sessionStorage.length") == 0
 
 
-async def test_a_caller_who_may_read_no_pods_sees_the_fleet_without_owners(
+async def test_caller_without_pod_rights_sees_no_owners(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, reviewers = guarded
@@ -106,7 +106,7 @@ async def test_a_caller_who_may_read_no_pods_sees_the_fleet_without_owners(
         assert "train" not in await page.content()
 
 
-async def test_signing_out_forgets_the_token_and_asks_again(
+async def test_sign_out_drops_the_token_and_requests_one(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, _ = guarded
@@ -121,7 +121,7 @@ async def test_signing_out_forgets_the_token_and_asks_again(
         assert await page.context.cookies(f"{server.url}/v1/") == []
 
 
-async def test_that_a_token_is_refused_stays_though_the_page_asks_again_without_one(
+async def test_refused_token_message_stays_after_requests_without_a_token(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, _ = guarded
@@ -143,7 +143,7 @@ async def test_that_a_token_is_refused_stays_though_the_page_asks_again_without_
         assert "refuses the token" in await why.inner_text()
 
 
-async def test_what_was_refused_without_a_token_says_nothing_after_a_sign_in(
+async def test_refusals_from_before_sign_in_show_no_message(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, _ = guarded
@@ -163,7 +163,7 @@ async def test_what_was_refused_without_a_token_says_nothing_after_a_sign_in(
         assert "team/train" in await detail.inner_text()
 
 
-async def test_a_refusal_still_on_its_way_does_not_ask_for_a_token_after_a_sign_in(
+async def test_late_refusal_requests_no_token_after_sign_in(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, _ = guarded
@@ -196,9 +196,7 @@ async def test_a_refusal_still_on_its_way_does_not_ask_for_a_token_after_a_sign_
         await expect(dialog).to_be_hidden()
 
 
-async def test_a_decision_that_could_not_be_explained_without_a_token_is_after_a_sign_in(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_decision_is_explained_after_sign_in(browser: Browser, tmp_path: Path) -> None:
     world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
     await decide(world, "asker", "best", "next")

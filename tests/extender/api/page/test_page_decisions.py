@@ -45,7 +45,7 @@ async def away(page: Page, server: Server) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("other", ["decisions", "pending"])
-async def test_what_was_decided_and_bound_meanwhile_shows_after_a_reconnect(
+async def test_decisions_and_bindings_show_after_a_reconnect(
     browser: Browser, server: Server, world: World, other: str
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):
@@ -67,7 +67,7 @@ async def test_what_was_decided_and_bound_meanwhile_shows_after_a_reconnect(
         await expect(page.locator("#decisions .gap")).to_have_count(0)
 
 
-async def test_what_no_replica_remembers_after_a_reconnect_is_marked_as_missing(
+async def test_forgotten_decisions_are_marked_missing_after_a_reconnect(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):

@@ -53,7 +53,7 @@ async def test_power_heat_and_throttling_are_reported(browser: Browser) -> None:
         await expect(fact(detail, "Throttling")).to_have_text("none")
 
 
-async def test_what_no_source_measures_is_not_shown_as_zero(browser: Browser) -> None:
+async def test_unmeasured_values_are_not_shown_as_zero(browser: Browser) -> None:
     world = World()
     world.add({"node-a": [IDLE]})
     async with (
@@ -165,7 +165,7 @@ async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
         await expect(shown).to_contain_text("Prometheus does not answer: timed out")
 
 
-async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_took(
+async def test_decision_line_shows_the_runner_up_and_the_duration(
     browser: Browser,
 ) -> None:
     world = World()

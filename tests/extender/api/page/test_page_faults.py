@@ -121,7 +121,7 @@ async def test_a_phone_shows_it_without_scrolling_sideways(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_texts_stand_out_from_what_is_behind_them(
+async def test_texts_contrast_with_their_background(
     browser: Browser, server: Server, scheme: str
 ) -> None:
     async with looking(browser, server, "?node=node-b&gpu=0", color_scheme=scheme) as (page, _):

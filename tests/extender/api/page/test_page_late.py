@@ -27,7 +27,7 @@ def world_of_holders() -> World:
     return world
 
 
-async def test_a_node_stays_as_it_was_asked_for_last(
+async def test_late_answer_does_not_replace_the_last_requested_node(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server, "?node=node-c&gpu=0") as (page, _):
@@ -66,7 +66,7 @@ async def test_why_a_decision_is_not_explained_is_not_reported_of_another(browse
         assert "best was first of 2 nodes" in await sheet.inner_text()
 
 
-async def test_holders_stay_as_they_were_asked_for_last(browser: Browser) -> None:
+async def test_late_answer_does_not_replace_the_last_requested_holders(browser: Browser) -> None:
     world = world_of_holders()
     async with (
         serving(world) as server,

@@ -69,7 +69,7 @@ async def test_instances_are_as_wide_as_their_part_of_the_card(browser: Browser)
     assert widths["GPU 0 1g.5gb"] == pytest.approx(CELL * 2 / 7, abs=4)
 
 
-async def test_each_instance_is_drawn_as_what_it_is(browser: Browser) -> None:
+async def test_each_mig_instance_is_drawn_in_its_state(browser: Browser) -> None:
     async with (
         serving(mig_world()) as server,
         looking(browser, server, f"?zoom={CELL}") as (page, _),

@@ -15,7 +15,7 @@ def page_of(replica: Replica) -> str:
     return f"{replica.extender.addresses[-1]}/page/"
 
 
-async def test_what_another_replica_decides_shows_with_its_reasons_and_binding(
+async def test_decisions_of_another_replica_show_reasons_and_binding(
     browser: Browser,
 ) -> None:
     async with (

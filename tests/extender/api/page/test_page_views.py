@@ -194,9 +194,7 @@ async def _figures(row: Locator) -> list[str]:
     return (await row.locator("td.num").all_inner_texts())[-4:]
 
 
-async def test_idle_holders_show_what_they_used_and_what_was_idle(
-    browser: Browser, why_world: World
-) -> None:
+async def test_idle_holders_show_use_and_idle_time(browser: Browser, why_world: World) -> None:
     _leave_idle(why_world)
     why_world.why.set_prices({"H100": 2.5, "A100": 9.0})
     async with (

@@ -84,7 +84,7 @@ async def test_a_replica_that_had_decided_nothing_is_read_from_its_first(
     assert names(await feed.batch()) == ["team/a"]
 
 
-async def test_only_the_newest_of_very_many_decisions_are_reported_and_the_others_counted(
+async def test_newest_decisions_are_reported_and_the_rest_counted(
     feed: FarFeed, other: Client
 ) -> None:
     await feed.batch()
@@ -98,7 +98,7 @@ async def test_only_the_newest_of_very_many_decisions_are_reported_and_the_other
     assert (len(names(batch)), batch["passed_over"]) == (MOST_AT_ONCE, 5)
 
 
-async def test_bindings_of_what_was_reported_and_of_what_was_there_before_are_reported_once(
+async def test_bindings_of_old_and_new_decisions_are_reported_once(
     feed: FarFeed, world: World, other: Client
 ) -> None:
     await feed.batch()
@@ -118,9 +118,7 @@ async def test_bindings_of_what_was_reported_and_of_what_was_there_before_are_re
     assert await feed.batch() is None
 
 
-async def test_pods_are_hidden_from_those_who_may_not_read_them(
-    feed: FarFeed, other: Client
-) -> None:
+async def test_pods_are_hidden_from_callers_without_rights(feed: FarFeed, other: Client) -> None:
     await feed.batch()
     await decide(other, "secret", "hush")
     batch = await feed.batch()
@@ -134,7 +132,7 @@ async def test_pods_are_hidden_from_those_who_may_not_read_them(
 
 
 @pytest.mark.parametrize("garbage", [None, b"", b"<html>", b'{"version":1}'])
-async def test_a_replica_that_does_not_answer_is_asked_again_later(
+async def test_silent_replica_is_queried_again_later(
     feed: FarFeed, far: OtherReplicas, other: Client, garbage: bytes | None
 ) -> None:
     await feed.batch()

@@ -44,7 +44,7 @@ async def client(aiohttp_client: MakeClient) -> Client:
     return client
 
 
-async def test_it_is_what_the_explanation_in_full_says(client: Client) -> None:
+async def test_runner_up_matches_the_full_explanation(client: Client) -> None:
     reported = (await get(client, PATH, ids="here-1,here-2,here-7"))["lost_by"]
     full = await get(client, "/v1/explain", number="1")
     (runner_up,) = [one for one in full["nodes"] if one["rank"] == 2]
@@ -54,7 +54,7 @@ async def test_it_is_what_the_explanation_in_full_says(client: Client) -> None:
     assert (await get(client, PATH, ids="here-1"))["lost_by"] == {"here-1": reported["here-1"]}
 
 
-async def test_another_replica_is_asked_for_its_own(
+async def test_runners_up_of_another_replica_are_queried_there(
     client: Client, aiohttp_client: MakeClient
 ) -> None:
     near = await aiohttp_client(replica("near", OtherReplicas({FAR: client})))
@@ -88,7 +88,7 @@ async def test_a_decision_without_a_valid_number_is_left_out(client: Client, num
 
 
 @pytest.mark.parametrize("ids", ["", ",", ",".join(["here-1"] * (MOST_IDS + 1))])
-async def test_a_question_for_none_or_too_many_is_refused(client: Client, ids: str) -> None:
+async def test_request_for_no_or_too_many_ids_is_refused(client: Client, ids: str) -> None:
     answer = await get(client, PATH, 400, ids=ids)
 
     assert f"must be 1 to {MOST_IDS} decision ids" in answer["error"]

@@ -79,7 +79,7 @@ def test_configurations_are_known_by_themselves(tmp_path: Path) -> None:
     assert (facts.settings or {})["listen"] == "0.0.0.0:8888"
 
 
-def test_the_api_servers_version_is_in_what_kubectl_prints(tmp_path: Path) -> None:
+def test_api_server_version_is_read_from_kubectl_version(tmp_path: Path) -> None:
     printed = {"clientVersion": {"gitVersion": "v1.37.2"}, "serverVersion": {"gitVersion": "v1.35"}}
 
     assert read(tmp_path, version_json=json.dumps(printed)).version == "v1.35"
@@ -108,7 +108,7 @@ def test_expositions_are_distinguished(tmp_path: Path) -> None:
     assert [one.ends_at for one in facts.certificates or ()] == [1.8e9]
 
 
-def test_metrics_of_an_agent_are_none_of_the_extenders(tmp_path: Path) -> None:
+def test_agent_metrics_are_not_taken_for_the_extenders(tmp_path: Path) -> None:
     assert read(tmp_path, agent_prom="idlegpu_agent_reads_gpus 1\n").metrics is None
 
 

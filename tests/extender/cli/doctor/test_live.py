@@ -115,7 +115,7 @@ def test_pods_that_no_check_reads_are_left_out() -> None:
     assert list(facts.pods or ()) == kept
 
 
-def test_without_the_api_of_claims_there_are_none() -> None:
+def test_cluster_without_the_claims_api_has_no_claims() -> None:
     assert gathered(Server({}, Failure.NOT_FOUND)).claims == ()
     assert gathered(Server({})).claims is None
 
@@ -172,7 +172,7 @@ def test_the_service_and_the_version_are_read() -> None:
     assert "that is forbidden" in gathered(Server({})).why_missing("version")
 
 
-def test_no_secret_is_read_but_ours() -> None:
+def test_doctor_reads_only_our_secrets() -> None:
     server = Server({"/api/v1/pods": items()}, Failure.NOT_FOUND)
 
     facts = gathered(server)
@@ -182,7 +182,7 @@ def test_no_secret_is_read_but_ours() -> None:
     assert "no Secret idlegpu-extender-tls or" in facts.why_missing("certificates")
 
 
-def test_exporters_are_asked_through_the_proxy() -> None:
+def test_exporters_are_queried_through_the_proxy() -> None:
     exporter = pod("dcgm-exporter-x", namespace="gpu")
     path = "/api/v1/namespaces/gpu/pods/dcgm-exporter-x:9400/proxy/metrics"
     known = {"/api/v1/pods": items(exporter)}
@@ -195,7 +195,7 @@ def test_exporters_are_asked_through_the_proxy() -> None:
 
 
 @pytest.mark.parametrize(("user", "is_self"), [(USER, True), ("admin", False)])
-def test_rights_are_asked_for_as_who_has_them(user: str, *, is_self: bool) -> None:
+def test_rights_are_reviewed_for_their_account(user: str, *, is_self: bool) -> None:
     path = f"{REVIEWS}/selfsubjectaccessreviews" if is_self else ACCESS
     server = Server(
         {

@@ -31,7 +31,7 @@ def read(folder: Path, *items: dict[str, Any], account: str = "") -> Facts:
     return pile.facts(NOW)
 
 
-def test_what_the_manifests_grant_is_enough(tmp_path: Path) -> None:
+def test_rights_in_the_manifests_suffice(tmp_path: Path) -> None:
     assert found("IG403", read(tmp_path, *granted())) == []
 
 
@@ -71,7 +71,7 @@ def test_a_role_is_good_in_its_own_namespace_and_for_its_own_object_alone(tmp_pa
         {"kind": "User", "name": "system:serviceaccount:idlegpu:idlegpu-extender"},
     ],
 )
-def test_whatever_grants_all_is_enough(tmp_path: Path, subject: dict[str, str]) -> None:
+def test_wildcard_rights_suffice(tmp_path: Path, subject: dict[str, str]) -> None:
     _, binding, *rest = granted()
     binding["subjects"] = [subject]
     binding["roleRef"]["name"] = "everything"

@@ -33,7 +33,7 @@ DEAD_MPS: Final = pod(
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_remedy_names_what_is_known(name: str) -> None:
+def test_remedy_names_known_objects(name: str) -> None:
     fault = FAULTS[name]
     changes: dict[str, Any] = dict(fault.changes)
     pods: tuple[Any, ...] = changes.get("pods") or HEALTHY.pods or ()
@@ -75,7 +75,7 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
         ("a dead MPS daemon", "kubectl label node node-1 nvidia.com/mps.capable=true"),
     ],
 )
-def test_a_remedy_is_a_command_for_what_is_there(name: str, reported: str) -> None:
+def test_remedy_commands_name_existing_objects(name: str, reported: str) -> None:
     fault = FAULTS[name]
     changes: dict[str, Any] = dict(fault.changes)
     pods: tuple[Any, ...] = changes.get("pods") or HEALTHY.pods or ()

@@ -46,7 +46,7 @@ def asked(**settings: object) -> set[str]:
     return {f"{need.resource} {need.name}".strip() for need in NEEDS if need.when(settings)}
 
 
-def test_what_settings_switch_off_is_not_asked_for() -> None:
+def test_rights_for_disabled_features_are_not_required() -> None:
     assert "csistoragecapacities idlegpu-state" in asked()
     assert "leases idlegpu-wake" in asked(wake={"target": "node"})
     assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "node"})

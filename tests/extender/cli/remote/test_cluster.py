@@ -144,7 +144,7 @@ def test_a_port_has_a_name_or_number_and_may_have_a_scheme(
     assert len(proxy.read) == (0 if "/http" in service else 1)
 
 
-def test_tls_is_assumed_without_access_to_the_service_with_a_hint_at_plain_http(
+def test_unreadable_service_means_tls_with_a_hint_at_plain_http(
     proxy: Proxy, kubeconfig: str
 ) -> None:
     proxy.ports = None

@@ -25,7 +25,7 @@ def kinds(log: bytes) -> list[str]:
     return [json.loads(line)["kind"] for line in log.splitlines()]
 
 
-def test_the_fleet_is_stated_once_and_then_only_what_changes_of_it() -> None:
+def test_fleet_is_logged_once_and_then_its_changes() -> None:
     logged = LoggedWorld(World(in_steps=True))
     for index in range(20):
         logged.world.add_node(f"node-{index}", 8)
@@ -43,7 +43,7 @@ def test_the_fleet_is_stated_once_and_then_only_what_changes_of_it() -> None:
     assert rest[0].count(b"node-19") <= 1  # among the best, if present
 
 
-def test_what_is_read_is_what_was_decided_from() -> None:
+def test_reader_restores_the_inputs_of_the_decision() -> None:
     world = time_sliced(3, 2, 5)
     logged = LoggedWorld(world)
     world.place("a", request(memory_bytes=1 << 30, preferred_models=("H100",)))
@@ -132,7 +132,7 @@ def test_a_binding_is_logged() -> None:
     assert read(logged.log) == [LoggedBinding(uid="uid-a", node="node", at=logged.world.clock.now)]
 
 
-def test_what_is_estimated_again_of_single_nodes_is_read_too() -> None:
+def test_new_estimates_of_single_nodes_are_read() -> None:
     world = World(in_steps=True)
     for index in range(3):
         world.add_node(f"node-{index}", 2)

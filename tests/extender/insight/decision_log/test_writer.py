@@ -65,7 +65,7 @@ def test_a_file_that_grows_too_large_is_rotated_and_few_are_kept(tmp_path: Path)
     assert all(decisions_in(file.read_bytes()) for file in files)
 
 
-def test_what_another_process_wrote_is_kept_apart(tmp_path: Path) -> None:
+def test_records_of_another_process_stay_separate(tmp_path: Path) -> None:
     path = tmp_path / "decisions"
     path.write_bytes(b"{}\n")
     log = DecisionLogWriter(DecisionLog(path=str(path)))
@@ -93,7 +93,7 @@ def test_a_log_that_cannot_be_written_says_so_and_goes_on_once_it_can(tmp_path: 
     assert line.number == 2
 
 
-def test_decisions_that_come_faster_than_they_are_written_are_dropped_and_counted(
+def test_decisions_beyond_the_write_rate_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extender.insight.decision_log.writer.GATHER_SECONDS", 3600.0)
@@ -106,7 +106,7 @@ def test_decisions_that_come_faster_than_they_are_written_are_dropped_and_counte
     assert log.written == WAITING
 
 
-def test_it_may_go_to_the_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_log_can_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     log = DecisionLogWriter(DecisionLog(path="-"))
 
     note(log, 2)

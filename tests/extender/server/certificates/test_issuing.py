@@ -97,7 +97,7 @@ def test_other_names_renew_only_the_extenders_certificate() -> None:
     assert after["kube-scheduler.crt"] == files["kube-scheduler.crt"]
 
 
-def test_a_new_ca_is_trusted_before_it_issues_and_the_old_one_until_it_is_dropped() -> None:
+def test_new_ca_is_trusted_before_it_issues() -> None:
     first = made()
     both = changed(first, WANTED, "next", NOW)
     switched = changed(both, WANTED, "switch", NOW)
@@ -115,7 +115,7 @@ def test_a_new_ca_is_trusted_before_it_issues_and_the_old_one_until_it_is_droppe
     assert verified_names(dropped, "extender")
 
 
-def test_switching_without_a_next_ca_says_what_to_do() -> None:
+def test_switch_without_a_next_ca_states_the_remedy() -> None:
     with pytest.raises(CertsError, match="--next-ca first"):
         changed(made(), WANTED, "switch", NOW)
 
@@ -124,7 +124,7 @@ SHORTLY_BEFORE, AFTER = NOW + timedelta(days=3620), NOW + timedelta(days=3700)
 """Times shortly before and after the end of the CA, which lasts 3650 days."""
 
 
-def test_certificates_expire_with_their_ca_at_the_latest_and_are_not_issued_again() -> None:
+def test_certificates_expire_with_their_ca_at_the_latest() -> None:
     first = made()
 
     later = changed(first, WANTED, "", SHORTLY_BEFORE)

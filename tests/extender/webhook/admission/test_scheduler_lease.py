@@ -170,7 +170,7 @@ async def test_a_deleted_lease_is_not_fresh_until_it_is_renewed_again(
     assert held.lease.is_fresh
 
 
-async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_logged_once(
+async def test_briefly_silent_api_server_is_logged_once(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     await held.lease.check()

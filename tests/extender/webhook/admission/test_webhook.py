@@ -134,9 +134,7 @@ def made(item: dict[str, Any], **spec: object) -> dict[str, Any]:
         pytest.param(choosing(named("NotIn", "gpu-7")), id="not-one-node"),
     ],
 )
-async def test_a_pod_that_asks_for_gpus_gets_the_scheduler(
-    served: Served, item: dict[str, Any]
-) -> None:
+async def test_gpu_pod_gets_the_scheduler_name(served: Served, item: dict[str, Any]) -> None:
     assert await served.scheduler_of(item) == "idlegpu-scheduler"
     assert served.count("set") == 1
 

@@ -36,7 +36,7 @@ def test_an_address_that_is_not_the_services_is_found(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", [ADDRESS, "idlegpu-extender.idlegpu.svc", "[", "localhost"])
-def test_the_services_address_and_names_are_none(host: str) -> None:
+def test_service_address_and_names_are_no_placeholders(host: str) -> None:
     assert found("IG010", calling(f"https://{host}:8888")) == []
 
 
@@ -44,7 +44,7 @@ def not_run(facts: Facts) -> dict[str, str]:
     return {one.code: one.why for one in examine(facts, CHECKS).not_run}
 
 
-def test_without_the_service_a_placeholder_is_still_found_and_an_address_is_not_passed() -> None:
+def test_placeholder_is_found_without_the_service() -> None:
     placeholder = calling("https://FIXED_ADDRESS:8888", known=False)
     address = calling(f"https://{ADDRESS}:8888", known=False)
     name = calling("https://idlegpu-extender.idlegpu.svc:8888", known=False)

@@ -70,7 +70,7 @@ def unread(**changes: Any) -> Facts:
     return replace(Facts(at=NOW, nodes=(node(),), pods=(EXPORTER,), devices=dark), **changes)
 
 
-def test_an_exporter_of_which_no_reading_arrives_is_reported() -> None:
+def test_exporter_without_readings_is_reported() -> None:
     facts = unread()
 
     assert severities("IG105", facts) == ["error"]
@@ -80,7 +80,7 @@ def test_an_exporter_of_which_no_reading_arrives_is_reported() -> None:
     assert "have Prometheus scrape dcgm-exporter-x" in found("IG105", facts)[0].remedy
 
 
-def test_an_agent_of_which_no_reading_arrives_is_reported() -> None:
+def test_agent_without_readings_is_reported() -> None:
     facts = unread(pods=(pod("idlegpu-agent-x", namespace="idlegpu-agent"),))
 
     assert "logs of idlegpu-agent-x" in found("IG105", facts)[0].remedy
@@ -97,7 +97,7 @@ def test_readings_that_arrive_or_may_still_or_are_old_are_another_matter() -> No
     assert found("IG105", unread(pods=(young,))) == []
 
 
-def test_what_the_extender_calls_degraded_is_reported() -> None:
+def test_degraded_parts_of_the_extender_are_reported() -> None:
     facts = Facts(at=NOW, degraded={"prometheus": "cannot reach http://p:9090"})
 
     assert severities("IG106", facts) == ["error"]
@@ -197,7 +197,7 @@ def test_a_capacity_of_shares_or_instances_does_not_count_whole_gpus(
     assert found("IG107", Facts(at=NOW, nodes=(parts,), devices=shown(7))) == []
 
 
-def test_a_capacity_of_instances_or_shares_is_known_by_telemetry_or_configuration() -> None:
+def test_capacity_explained_by_shares_or_instances_is_not_reported() -> None:
     instances = shown(7, gpu_instance_id="1")
     exported = tuple(
         sample("DCGM_FI_DEV_GPU_TEMP", 40.0, UUID=str(n), Hostname="node-1", GPU_I_ID="1")

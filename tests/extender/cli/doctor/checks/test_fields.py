@@ -56,7 +56,7 @@ def test_a_profiling_field_that_is_off_is_a_warning(field: str) -> None:
     assert f'"{field}, gauge, ' in found("IG101", facts)[0].remedy
 
 
-def test_a_node_of_which_something_is_missing_is_reported_though_another_has_it() -> None:
+def test_node_without_a_metric_is_reported_although_another_has_it() -> None:
     every = {field: known[0] for field, known in FIELDS.items()}
     well = [sample(name, 0.0, UUID="GPU-1", Hostname="node-1") for name in every.values()]
     blind = [
@@ -73,7 +73,7 @@ def test_a_node_of_which_something_is_missing_is_reported_though_another_has_it(
     assert "node-1" not in evidence("IG101", facts)
 
 
-def test_devices_are_looked_at_of_which_no_exporter_was_asked() -> None:
+def test_devices_without_their_exporters_metrics_are_checked() -> None:
     scrape = scraped(UTIL, ENGINE, USED, FREE, TENSOR, DRAM).exporter
     blind = device(0, node="node-2", utilization_ratio=None)
 
@@ -84,7 +84,7 @@ def test_devices_are_looked_at_of_which_no_exporter_was_asked() -> None:
     assert found("IG101", replace(facts, devices=(device(0),))) == []
 
 
-def test_what_an_exporter_and_the_extender_lack_is_reported_once() -> None:
+def test_metric_missing_in_exporter_and_extender_is_reported_once() -> None:
     facts = scraped(USED, FREE, TENSOR, DRAM)
     blind = (device(0, utilization_ratio=None),)
 

@@ -30,7 +30,7 @@ def needing(name: str, cpu: str, memory: str = "1Gi", gpus: int = 0, owner: str 
     return item
 
 
-def test_pods_without_gpus_that_leave_no_cpu_for_free_gpus_are_reported_with_a_taint() -> None:
+def test_pods_without_gpus_that_strand_gpus_are_reported_with_a_taint() -> None:
     facts = at(needing("web", "40"), needing("batch", "20"), needing("train", "2", gpus=2))
 
     assert severities("IG207", facts) == ["warning"]
@@ -58,7 +58,7 @@ def test_so_are_those_that_leave_no_memory() -> None:
         pytest.param(at(needing("web", "60"), taints=[TAINT]), id="tainted-already"),
     ],
 )
-def test_nothing_is_reported_where_no_gpu_lacks_what_others_took(facts: Facts) -> None:
+def test_stranded_gpus_are_reported_only_if_pods_took_their_cpu(facts: Facts) -> None:
     assert found("IG207", facts) == []
 
 

@@ -20,14 +20,14 @@ def cut(count: str, capacity: str, **labels: str) -> dict[str, Any]:
     return node(labels=reported, capacity={MIG: capacity})
 
 
-def test_instances_unlike_what_is_offered_are_reported() -> None:
+def test_instances_that_differ_from_the_offer_are_reported() -> None:
     facts = at(cut("7", "4"))
 
     assert severities("IG205", facts) == ["error"]
     assert f"{MIG}.count=7 with 1 replicas, capacity {MIG}: 4" in evidence("IG205", facts)
 
 
-def test_instances_unlike_what_telemetry_shows_are_reported() -> None:
+def test_instances_that_differ_from_telemetry_are_reported() -> None:
     seen = tuple(device(0, gpu_instance_id=str(n), mig_profile="1g.10gb") for n in range(5))
 
     facts = at(cut("7", "7"), devices=seen)
@@ -73,7 +73,7 @@ def instances(count: int, cards: int = 1) -> tuple[dict[str, object], ...]:
     )
 
 
-def test_instances_called_gpus_unlike_what_is_offered_are_reported() -> None:
+def test_instances_named_gpus_that_differ_from_the_offer_are_reported() -> None:
     facts = at(single("7", {GPU: "4"}))
 
     assert severities("IG205", facts) == ["error"]
@@ -82,7 +82,7 @@ def test_instances_called_gpus_unlike_what_is_offered_are_reported() -> None:
     )
 
 
-def test_instances_called_gpus_unlike_what_telemetry_shows_are_reported() -> None:
+def test_instances_named_gpus_that_differ_from_telemetry_are_reported() -> None:
     facts = at(single("7", {GPU: "7"}), devices=instances(5))
 
     assert "nvidia.com/gpu.count=7, telemetry shows 5 instances" in evidence("IG205", facts)

@@ -79,7 +79,7 @@ AUTOSCALER = pod("cluster-autoscaler-7c9", namespace="kube-system")
 REFUSED = waiting(f"0/3 nodes are available: 3 {Rejection.NOT_IDLE}.")
 
 
-def test_an_autoscaler_adds_no_node_for_what_we_refuse() -> None:
+def test_autoscaler_adds_no_node_for_our_refusals() -> None:
     facts = Facts(at=NOW, pods=(AUTOSCALER, REFUSED))
 
     assert severities("IG008", facts) == ["warning"]
@@ -108,5 +108,5 @@ def test_refusing_for_load_is_reported_beforehand() -> None:
     assert severities("IG008", Facts(at=NOW, pods=(AUTOSCALER,), settings=load)) == ["warning"]
 
 
-def test_every_reason_of_ours_is_known() -> None:
+def test_check_knows_every_rejection() -> None:
     assert set(REFUSALS) == {rejection.value for rejection in Rejection}

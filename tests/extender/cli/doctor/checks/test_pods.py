@@ -44,7 +44,7 @@ def test_a_pod_whose_cuda_is_newer_than_the_drivers_is_reported(image: str) -> N
     assert f"{image} needs CUDA 13.0, driver 580.95.05 has 12.4" in evidence("IG301", facts)
 
 
-def test_what_the_container_runtime_says_is_reported() -> None:
+def test_container_runtime_errors_are_reported() -> None:
     message = (
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update "
         "your driver to a newer version"
@@ -131,7 +131,7 @@ def test_gpus_that_a_command_chooses_are_reported(
     assert severities("IG302", facts) == expected
 
 
-def test_what_a_command_sets_is_reported_with_the_pod() -> None:
+def test_variables_set_by_a_command_are_reported_with_the_pod() -> None:
     facts = at(pod("mine", 1, command=["env", "CUDA_VISIBLE_DEVICES=3", "python", "train.py"]))
 
     assert evidence("IG302", facts) == (
@@ -178,7 +178,7 @@ SGLANG = ["python", "-m", "sglang.launch_server"]
         ([*VLLM, "--tensor-parallel-size", "4"], 0, []),
     ],
 )
-def test_a_model_spread_over_other_gpus_than_asked_for_is_reported(
+def test_parallelism_that_differs_from_the_request_is_reported(
     command: list[str], gpus: int, expected: list[str]
 ) -> None:
     assert severities("IG303", at(pod("server", gpus, command=command))) == expected
@@ -239,7 +239,7 @@ def test_a_pod_that_holds_a_gpu_by_a_claim_alone_is_no_fault_but_worth_knowing()
     assert evidence("IG306", facts) == "team/solo: claim solo-gpu with 1 GPU"
 
 
-def test_a_claim_of_a_pod_that_requests_gpus_or_of_another_driver_is_none() -> None:
+def test_claims_of_gpu_pods_or_other_drivers_are_ignored() -> None:
     asking = pod("served", 1)
     asking["metadata"]["uid"] = "uid-served"
     network = claim("net", driver="dra.net")

@@ -34,7 +34,7 @@ def test_the_defaults_are_the_settings_own() -> None:
         pytest.param(30, {"drain_seconds": 30, "shutdown_seconds": 0}, ["warning"], id="all of it"),
     ],
 )
-def test_time_to_end_is_held_against_what_the_settings_need(
+def test_grace_period_is_compared_with_the_settings(
     grace_seconds: int, settings: dict[str, object], expected: list[str]
 ) -> None:
     facts = facts_of(replica(grace_seconds=grace_seconds), **settings)

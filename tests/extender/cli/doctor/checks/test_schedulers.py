@@ -26,7 +26,7 @@ def at(*entries: Object, **facts: Any) -> Facts:
     return Facts(at=NOW, schedulers=(scheduler(*entries),), **facts)
 
 
-def test_a_scheduler_without_an_entry_for_us_does_not_ask() -> None:
+def test_scheduler_without_our_entry_sends_no_requests() -> None:
     facts = at({"urlPrefix": "http://other:80", "managedResources": [{"name": "example.com/fpga"}]})
     two = Facts(at=NOW, schedulers=(scheduler(), scheduler(source="b.yaml")))
 
@@ -36,7 +36,7 @@ def test_a_scheduler_without_an_entry_for_us_does_not_ask() -> None:
     assert found("IG001", facts) == []
 
 
-def test_one_scheduler_that_asks_is_enough() -> None:
+def test_one_scheduler_that_calls_us_is_enough() -> None:
     facts = Facts(at=NOW, schedulers=(scheduler(), scheduler(entry(), source="b.yaml")))
 
     assert found("IG001", facts) == []
@@ -57,7 +57,7 @@ def test_the_causes_that_the_extender_reports_are_found(kind: str, severity: str
     assert "team/train" in evidence("IG001", facts)
 
 
-def test_where_every_pod_is_asked_about_nothing_is_found() -> None:
+def test_check_passes_if_every_pod_got_a_request() -> None:
     facts = at(entry(), unasked=bypassed())
 
     for code in ("IG001", "IG002", "IG005"):
@@ -107,7 +107,7 @@ def test_answers_slower_than_the_timeout_are_reported() -> None:
     assert severities("IG002", slow("200ms", 1000.0)) == ["warning"]
 
 
-def test_one_slow_answer_in_a_thousand_is_none() -> None:
+def test_one_slow_answer_in_a_thousand_is_ignored() -> None:
     assert found("IG002", slow("1s", 999.0)) == []
     assert found("IG002", slow("30s", 100.0)) == []
 
@@ -135,7 +135,7 @@ def test_whole_nodes_are_reported() -> None:
     assert found("IG003", at(entry())) == []
 
 
-def test_verbs_that_are_not_asked_are_reported() -> None:
+def test_uncalled_verbs_are_reported() -> None:
     assert severities("IG005", at(entry(prioritizeVerb=None))) == ["error"]
     assert severities("IG005", at(entry(filterVerb=""))) == ["error"]
     assert severities("IG005", at(entry(preemptVerb=None))) == ["warning"]
@@ -175,7 +175,7 @@ def test_the_evidence_is_the_arithmetic() -> None:
     assert found("IG004", facts)[0].remedy.startswith("weight: 30: ")
 
 
-def test_a_weight_that_outweighs_every_preference_is_reported_with_the_shipped_one() -> None:
+def test_excessive_weight_is_reported_with_the_shipped_weight() -> None:
     facts = at(entry(weight=10))
 
     assert "it leads equal nodes by 200" in evidence("IG004", facts)
@@ -210,7 +210,7 @@ def test_a_profile_that_is_not_managed_is_reported_with_its_line() -> None:
     assert line in found("IG006", facts)[0].remedy
 
 
-def test_what_is_managed_or_not_there_is_not_reported() -> None:
+def test_managed_or_absent_resources_are_not_reported() -> None:
     nodes = (node(capacity={GPU: "8", "nvidia.com/mig-1g.10gb": "0"}),)
     everything = entry(managedResources=None)
 
@@ -226,7 +226,7 @@ def other(**changes: object) -> Object:
     return {"urlPrefix": "http://quota.team.svc:80", "filterVerb": "filter", **changes}
 
 
-def test_an_extender_that_filters_after_ours_sees_our_shortlist_alone() -> None:
+def test_later_extender_sees_only_our_shortlist() -> None:
     facts = at(entry(), other())
 
     assert severities("IG009", facts) == ["warning"]
@@ -267,11 +267,13 @@ def test_the_shortlist_that_is_set_counts() -> None:
         "ignorable-and-so-asked-after-ours",
     ],
 )
-def test_who_is_asked_after_ours(extenders: tuple[Object, ...], *, is_after: bool) -> None:
+def test_extenders_that_filter_after_ours_are_reported(
+    extenders: tuple[Object, ...], *, is_after: bool
+) -> None:
     assert bool(found("IG009", at(*extenders))) is is_after
 
 
-def test_an_ignorable_one_comes_before_ours_only_where_it_is_so_no_more() -> None:
+def test_remedy_moves_an_ignorable_extender_above_ours_as_not_ignorable() -> None:
     (finding,) = found("IG009", at(other(ignorable=True), entry()))
 
     assert "above ours, with ignorable: false" in finding.remedy

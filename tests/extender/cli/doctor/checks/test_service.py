@@ -43,12 +43,12 @@ def test_a_solved_problem_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(EVERYDAY))
-def test_everyday_refusals_are_none(reason: str) -> None:
+def test_normal_refusals_are_not_reported(reason: str) -> None:
     assert found("IG401", Facts(at=NOW, metrics=refused(reason))) == []
     assert found("IG401", Facts(at=NOW, metrics=refused("expired", 0.0))) == []
 
 
-def test_everyday_is_what_the_extender_calls_so() -> None:
+def test_normal_refusals_are_those_of_the_extender() -> None:
     assert {reason.value for reason in refusal.EXPECTED_REASONS} == EVERYDAY
 
 
