@@ -1,7 +1,7 @@
 """Hypothesis strategies of unusual request bodies, which kube-scheduler never writes.
 
 Leaves are bytes, so that they can be anything. Keys are unique within an object: see
-`test_of_two_objects_under_one_key_we_take_the_last_and_go_merges_them`.
+`test_duplicate_keys_take_the_last_object`.
 """
 
 import ast

@@ -127,7 +127,7 @@ def test_requests_of_kube_scheduler_are_decoded_as_go_does(go: GoDecoder, path: 
     assert read(kind, body) == read(kind, go.rewrite(kind, body).body)
 
 
-def test_of_two_objects_under_one_key_we_take_the_last_and_go_merges_them(go: GoDecoder) -> None:
+def test_duplicate_keys_take_the_last_object(go: GoDecoder) -> None:
     # kube-scheduler writes each key once, so merging would be useless.
     body = b'{"Pod":{"metadata":{"name":"a","uid":"1"}},"Pod":{"metadata":{"name":"b"}}}'
 

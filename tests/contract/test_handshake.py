@@ -86,7 +86,7 @@ async def test_extender_accepts_an_agent_of_that_release(
 
 @releases
 @pytest.mark.parametrize("is_later", [False, True], ids=["as-it-is", "with-news"])
-async def test_an_agent_reports_to_an_extender_of_that_release_once_it_is_granted(
+async def test_agent_reports_to_an_extender_of_that_release(
     other_side: Extender, tmp_path: Path, folder: Path, is_later: bool
 ) -> None:
     grant = (folder / GRANT).read_bytes()
@@ -114,7 +114,7 @@ async def test_an_agent_says_why_an_extender_of_that_release_refuses_it(
 
 
 @releases
-async def test_an_agent_understands_the_last_words_of_an_extender_of_that_release(
+async def test_agent_understands_the_close_of_an_extender_of_that_release(
     other_side: Extender, tmp_path: Path, folder: Path
 ) -> None:
     other_side.answer = (folder / GRANT).read_bytes() + (folder / FAREWELL).read_bytes()

@@ -221,9 +221,7 @@ async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path
         )
 
 
-async def test_a_token_that_names_its_pod_alone_is_of_the_node_that_the_pod_is_on(
-    world: World, tmp_path: Path
-) -> None:
+async def test_token_with_a_pod_only_belongs_to_the_pods_node(world: World, tmp_path: Path) -> None:
     node = world.add("node")
     async with tokens_of(world, tmp_path, POD_RIGHTS) as tokens:
         await world.register()

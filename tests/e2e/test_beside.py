@@ -46,7 +46,7 @@ async def test_gated_pod_causes_no_request_and_holds_nothing(
     assert len(await world.decisions(gated)) > 0
 
 
-async def test_a_node_that_was_just_added_passes_before_anything_is_known_of_it(
+async def test_new_node_passes_before_its_first_reading(
     world: World,
 ) -> None:
     full = world.add("full", 1)

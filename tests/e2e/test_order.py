@@ -91,7 +91,7 @@ async def test_soft_zone_spread_decides_among_equal_nodes(
     assert zones_of(placed, zones) == {"a": 2, "b": 2}
 
 
-async def test_wishes_decide_among_equal_nodes_though_few_of_them_are_named(world: World) -> None:
+async def test_preferences_decide_in_a_shortlist_of_equal_nodes(world: World) -> None:
     nodes = [world.add(f"{zone}-{number}", 2) for zone in "ab" for number in range(4)]
     await world.start({"wire": {"shortlist": 2}})
     zones = {node: {ZONE: "a" if at < 4 else "b"} for at, node in enumerate(nodes)}

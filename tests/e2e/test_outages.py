@@ -38,7 +38,7 @@ async def burst(
     return await world.bound(pods)
 
 
-async def test_prometheus_killed_in_a_burst_costs_no_pod_and_hides_no_bad_node(
+async def test_burst_without_prometheus_places_all_pods_on_good_nodes(
     world: World,
 ) -> None:
     good = [world.add_shared(f"good-{number}", cards=2, replicas=8) for number in range(2)]

@@ -37,7 +37,7 @@ async def test_no_pod_is_evicted_for_load(world: World) -> None:
     assert {item["metadata"]["name"] for item in tenants} <= left
 
 
-async def test_a_pod_that_requires_idle_preempts_where_pods_hold_all_whole_gpus(
+async def test_idle_requirement_preempts_if_pods_hold_all_whole_gpus(
     world: World,
 ) -> None:
     full, busy = world.add("full", cards=1), world.add_shared("busy")

@@ -65,7 +65,7 @@ async def test_use_from_outside_of_a_shared_gpu_is_load_and_refuses_nothing(worl
     await world.describe(large, "1 node(s) had too little free GPU memory")
 
 
-async def test_a_shared_gpu_whose_tenant_went_idle_is_idle_though_its_hour_was_busy(
+async def test_shared_gpu_is_idle_despite_a_busy_hour(
     world: World,
 ) -> None:
     rests, works = world.add_shared("rests"), world.add_shared("works")

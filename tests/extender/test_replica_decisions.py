@@ -63,7 +63,7 @@ async def test_over_tls_only_replicas_may_read(tmp_path: Path) -> None:
     assert refused == 403
 
 
-async def test_any_replica_explains_and_shows_the_regret_of_another_ones_decision() -> None:
+async def test_any_replica_explains_decisions_of_another() -> None:
     async with running(2) as (cluster, (first, second)):
         await first.choose(cluster.control.create_pod(pod_object("a")))
         (decided,) = (await read(second, "/v1/decisions?brief=true"))["decisions"]

@@ -200,7 +200,7 @@ async def test_replicas_are_found_by_the_name_of_their_service() -> None:
             await second.until_assumed(pod, node)
 
 
-async def test_a_name_without_addresses_is_logged_once_and_nothing_counts_as_known(
+async def test_name_without_addresses_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookups = 0

@@ -123,7 +123,7 @@ async def test_group_starts_once_it_fits_and_blocks_no_pods_before(
     assert await world.bound(pods) == ["added"] * 4
 
 
-async def test_a_group_that_its_object_makes_too_large_for_the_cluster_says_so(
+async def test_group_too_large_by_its_object_is_reported(
     world: World,
 ) -> None:
     world.add("small", 2)
@@ -138,7 +138,7 @@ async def test_a_group_that_its_object_makes_too_large_for_the_cluster_says_so(
     assert any("could not hold the pod's whole group" in message for message in messages), messages
 
 
-async def test_a_group_waits_whole_for_the_gpu_that_one_of_its_pods_is_refused(
+async def test_whole_group_waits_if_one_pod_is_refused(
     world: World,
 ) -> None:
     free, taken = world.add("free", 1), world.add("taken", 1)

@@ -286,7 +286,7 @@ async def test_a_new_ca_is_in_the_webhook_before_a_certificate_of_it_is_shown(
 
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-async def test_a_webhook_whose_certificate_the_api_server_does_not_know_stops_no_pod(
+async def test_untrusted_webhook_certificate_blocks_no_pod(
     admitting: Admitting,
 ) -> None:
     shipped = await admitting.webhook()
@@ -385,7 +385,7 @@ def test_the_webhooks_address_is_served_and_its_name_is_certified(
 
 
 @pytest.mark.e2e
-def test_pods_are_given_to_the_scheduler_that_is_shipped_and_let_on_its_nodes() -> None:
+def test_admission_gives_pods_the_shipped_scheduler_and_toleration() -> None:
     settings = load_settings(None, {}).admission
     items = built(SECOND_SCHEDULER)
     (config,) = [

@@ -230,7 +230,7 @@ async def through_proxy(
         return response.status, answer
 
 
-async def test_where_the_api_servers_address_is_named_the_right_to_the_proxy_decides(
+async def test_api_proxy_right_decides_at_the_named_address(
     installation: Installation, tmp_path: Path, way: Way
 ) -> None:
     async with (

@@ -264,7 +264,7 @@ async def test_kube_scheduler_and_extender_trust_each_other(
     assert await post(extender, tmp_path, "/filter", shows=SCHEDULER, file=file) == 200
 
 
-async def test_a_replica_is_let_in_where_replicas_exchange_messages_and_nowhere_else(
+async def test_replica_certificate_opens_only_the_peer_routes(
     extender: Extender, tmp_path: Path
 ) -> None:
     file = SCHEDULER_FILES[0]

@@ -278,7 +278,7 @@ def test_wake_policy_covers_the_extenders_account_and_writes() -> None:
     assert f'"{GATE}"' in policy
 
 
-def test_agents_report_where_the_extender_listens_and_as_whom_it_expects() -> None:
+def test_agents_report_to_the_right_address_as_the_right_account() -> None:
     agents = extender_settings(variables("agent-reports", EXTENDER)).agents
     reports = load_agent_settings(None, variables("agent-reports", AGENT)).reports
     service = find(items(), "Service", "idlegpu-agents")
@@ -296,7 +296,7 @@ def test_agents_report_where_the_extender_listens_and_as_whom_it_expects() -> No
 
 
 @pytest.mark.e2e
-def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_path: Path) -> None:
+def test_agents_verify_the_webhooks_certificate(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["certs-job", "agent-reports"]))
     agents = extender_settings(variables("agent-reports", EXTENDER)).agents
     reports = load_agent_settings(None, variables("agent-reports", AGENT)).reports

@@ -91,7 +91,7 @@ async def test_the_second_replica_is_not_evicted_while_the_first_is_not_ready(
     assert await evict(installation, first) == TOO_MANY_REQUESTS
 
 
-async def test_a_replica_that_is_not_ready_may_go_so_that_no_drain_waits_for_it(
+async def test_disruption_budget_lets_unready_replicas_go(
     installation: Installation, both: list[Object]
 ) -> None:
     first, _ = both

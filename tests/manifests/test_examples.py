@@ -272,7 +272,7 @@ def create_command(path: Path) -> tuple[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
-async def test_settings_of_others_are_taken_by_the_command_that_stands_in_them(
+async def test_foreign_settings_are_accepted_by_their_own_command(
     installation: Installation, path: Path
 ) -> None:
     (item,) = objects(path)

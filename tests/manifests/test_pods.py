@@ -187,7 +187,7 @@ async def pods_by_node(installation: Installation, namespace: str, name: str) ->
 
 
 @pytest.mark.usefixtures("controllers", "kubelets")  # creates and deletes the DaemonSet's pods
-async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
+async def test_agents_run_on_gpu_nodes_with_any_labels_and_taints(
     installation: Installation, start_scheduler: StartScheduler
 ) -> None:
     await start_scheduler(scheduler_config())

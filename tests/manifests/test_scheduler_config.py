@@ -206,7 +206,7 @@ async def test_the_first_places_mig_pods_as_the_extender_says(
         assert asked == [SECOND, "default-scheduler"]
 
 
-async def test_the_second_places_its_pods_on_its_nodes_with_the_rights_that_it_has(
+async def test_second_scheduler_places_pods_with_its_rights(
     installation: Installation, second_scheduler: StubExtender
 ) -> None:
     own = {"idlegpu.io/scheduler": SECOND}

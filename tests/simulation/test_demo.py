@@ -18,7 +18,7 @@ COLUMNS = 80
 
 
 @pytest.mark.timeout(180)
-async def test_its_output_fits_80_columns_and_its_tally_is_the_sum_of_its_rows() -> None:
+async def test_doctor_output_fits_80_columns_and_its_summary_adds_up() -> None:
     async with _demo("--once") as process:
         said, _ = await process.communicate()
 
@@ -45,7 +45,7 @@ async def test_its_output_fits_80_columns_and_its_tally_is_the_sum_of_its_rows()
 
 
 @pytest.mark.timeout(180)
-async def test_its_link_and_its_commands_work_as_printed_and_it_ends_on_ctrl_c() -> None:
+async def test_demo_link_and_commands_work_and_ctrl_c_ends_it() -> None:
     async with _demo() as process:
         assert process.stdout is not None
         said = ""

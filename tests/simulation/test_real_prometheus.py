@@ -97,7 +97,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
                 await real.process.stop()
 
 
-async def test_a_real_prometheus_scrapes_the_fleet_and_answers_and_refuses_the_same(
+async def test_real_prometheus_answers_as_the_fake_does(
     pair: Pair,
 ) -> None:
     async def has_everything() -> bool:

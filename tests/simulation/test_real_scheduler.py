@@ -24,7 +24,7 @@ TENANTS = {"node-a": 14, "node-b": 2, "node-c": 27, "node-d": 0}
 PODS = 24
 
 
-async def test_the_real_one_binds_each_pod_to_a_node_that_the_model_scores_highest(
+async def test_kube_scheduler_binds_to_the_models_best_node(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     fleet = builders.fleet(*(builders.spec(name, replicas=SHARES // 2) for name in TENANTS))

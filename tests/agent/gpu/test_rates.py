@@ -129,7 +129,7 @@ def sample(pid: int, at: float, ratio: float) -> ProcessRate:
     return ProcessRate(pid=pid, at_microseconds=int(at * 1e6), utilization_ratio=ratio)
 
 
-def test_samples_are_new_since_the_newest_one_and_at_first_since_a_second() -> None:
+def test_first_samples_cover_a_second_and_later_ones_the_rest() -> None:
     rates = ProcessRates()
     assert rates.since(START) == int((START - 1) * 1e6)
 

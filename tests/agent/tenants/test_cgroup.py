@@ -199,7 +199,7 @@ def test_a_process_outside_pods_is_on_the_host(text: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/..", f"/../cri-containerd-{ID}.scope", "/init.scope"])
-def test_a_path_in_the_readers_own_pod_is_unknown_in_a_private_namespace(path: str) -> None:
+def test_path_in_a_private_mount_namespace_is_unknown(path: str) -> None:
     assert parse_cgroup(f"0::{path}\n", has_private_namespace=True).place is Place.UNKNOWN
 
 

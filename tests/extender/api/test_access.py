@@ -241,7 +241,7 @@ async def test_callers_token_limits_the_view_behind_the_proxy(guarded: GuardedAp
     assert stolen.status == 401
 
 
-async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads_it(
+async def test_token_is_kept_in_a_cookie_hidden_from_scripts(
     guarded: GuardedApi,
 ) -> None:
     guarded.reviewers.rights["alice"] = {"red"}
@@ -301,7 +301,7 @@ async def test_an_invalid_token_is_not_cached(
         (ApiAccess.OPEN, "0.0.0.0", True),
     ],
 )
-def test_a_token_is_needed_wherever_others_come_unless_one_says_otherwise(
+def test_token_is_required_on_shared_addresses_unless_disabled(
     access: ApiAccess, host: str, is_open: bool
 ) -> None:
     assert ApiSettings(access=access).is_open(host) is is_open

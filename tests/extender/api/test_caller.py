@@ -97,9 +97,7 @@ class Counted(frozenset[str]):
         return frozenset(self).union(map(str, other))
 
 
-async def test_while_nothing_changes_the_namespaces_are_not_looked_through_again(
-    server: Server, caller: Caller
-) -> None:
+async def test_unchanged_namespaces_are_not_searched_again(server: Server, caller: Caller) -> None:
     server.namespaces = Counted(NAMESPACES)
     await caller.renew()
     looked = Counted.looked
@@ -125,7 +123,7 @@ async def test_new_namespace_is_reviewed_at_once(server: Server, caller: Caller)
     assert server.asked == ["new", "elsewhere"]
 
 
-async def test_rights_that_are_old_are_reviewed_again_though_no_namespace_has_come(
+async def test_expired_rights_are_reviewed_without_new_namespaces(
     server: Server, caller: Caller
 ) -> None:
     await caller.renew()

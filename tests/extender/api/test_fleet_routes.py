@@ -55,7 +55,7 @@ async def test_node_shows_its_gpus_and_their_use(client: Client) -> None:
     assert node["is_ready"] is True
 
 
-async def test_each_gpu_shows_its_values_in_base_units_and_where_they_are_from(
+async def test_each_gpu_has_values_in_base_units_with_their_source(
     client: Client,
 ) -> None:
     gpu = (await get(client, "/v1/nodes/idle"))["gpus"][2]

@@ -105,7 +105,7 @@ def test_a_fleet_without_advice_says_so() -> None:
     assert result.exit_code == 0
 
 
-def test_further_back_than_anybody_remembers_is_refused(advise: Run) -> None:
+def test_time_before_all_records_is_refused(advise: Run) -> None:
     result = advise("advise", "--over", "1d")
 
     assert result.exit_code == 2

@@ -165,9 +165,7 @@ def test_the_token_is_read_from_a_file_too(odd: str, tmp_path: Path) -> None:
     assert "from-file" in result.stderr
 
 
-def test_options_before_the_subcommand_count_and_those_after_it_come_first(
-    url: str, odd: str
-) -> None:
+def test_options_after_the_subcommand_override_those_before(url: str, odd: str) -> None:
     run = runner("http://127.0.0.1:9")
 
     assert run("--url", url, "nodes").exit_code == 0

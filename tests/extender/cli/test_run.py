@@ -296,7 +296,7 @@ def test_job_goes_to_the_namespace_of_the_kubeconfig(submit: Run, cluster: FakeC
     assert "kubectl -n team logs -f job/mine" in result.stderr
 
 
-def test_a_pod_to_work_in_is_submitted_and_the_command_to_delete_it_is_printed(
+def test_interactive_pod_is_submitted_with_its_delete_command(
     submit: Run, cluster: FakeCluster
 ) -> None:
     result = submit("run", "--apply", "--hold", "--name", "mine", "-n", "other")

@@ -149,7 +149,7 @@ def test_a_node_without_full_record_shows_its_known_data_and_the_reason(
     assert result.exit_code == status
 
 
-def test_the_prediction_for_one_node_is_in_full_or_says_why_it_is_no_candidate() -> None:
+def test_node_prediction_is_detailed_or_states_the_exclusion() -> None:
     world = build_fleet()
     world.placer.detailed = 1
     manifest = yaml.safe_dump(

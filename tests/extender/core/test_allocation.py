@@ -25,7 +25,7 @@ def test_unmapped_young_pod_takes_a_free_device() -> None:
     assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0, 0), 2, 1, True)
 
 
-def test_devices_of_a_young_pod_that_the_mapping_shows_in_part_are_taken() -> None:
+def test_partly_mapped_young_pod_takes_its_devices() -> None:
     row = row_of([("a",), (), ()], young("a", 2))
 
     assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0, 0), 2, 1, True)
@@ -60,7 +60,7 @@ def test_a_pod_that_has_ended_or_is_of_no_concern_is_not_counted() -> None:
     assert (row.used, row.held, row.is_agreed) == ((0, 0), 0, True)
 
 
-def test_more_pods_by_the_mapping_than_there_are_replicas_are_a_contradiction() -> None:
+def test_more_holders_than_replicas_contradict_the_mapping() -> None:
     names = tuple("abcd")
 
     row = row_of([names], *(pod(name) for name in names), replicas=3)
@@ -84,7 +84,7 @@ def test_unseen_pods_are_allocated_by_the_sharing_policy_oldest_first() -> None:
 
 
 @pytest.mark.parametrize("shown", [[("a",)], [()]], ids=["mapped", "unmapped"])
-def test_a_pods_load_is_assumed_until_readings_newer_than_its_warm_up_cover_it(
+def test_load_is_assumed_until_readings_after_the_warm_up(
     shown: list[tuple[str, ...]],
 ) -> None:
     started = pod("a", started_at=NOW, memory_bytes=int(20 * GIB))
@@ -99,7 +99,7 @@ def test_a_pods_load_is_assumed_until_readings_newer_than_its_warm_up_cover_it(
 @pytest.mark.parametrize(
     ("changes", "measured_at"), [({"started_at": None}, NOW), ({}, None)], ids=["waits", "unread"]
 )
-def test_a_pod_that_has_not_started_or_a_device_that_is_not_read_stays_assumed(
+def test_pod_stays_assumed_until_started_and_read(
     changes: dict[str, Any], measured_at: float | None
 ) -> None:
     row = row_of([("a",)], pod("a", **changes), replicas=10, measured_at=measured_at)

@@ -56,7 +56,7 @@ def test_a_claim_is_distrusted_only_where_it_may_be_for_a_gpu(
         pytest.param((ONE, replace(TWO, uuid="")), False, 1, id="one-that-no-slice-names"),
     ],
 )
-def test_of_claims_that_are_known_nothing_is_guessed(
+def test_known_claims_need_no_guess(
     claimed: tuple[ClaimedDevice, ...], is_agreed: bool, hidden: int
 ) -> None:
     known = pod("known", 0, has_claims=True, has_gpu_claims=True, claimed=claimed)

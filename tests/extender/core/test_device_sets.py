@@ -209,7 +209,7 @@ def test_no_node_is_refused_on_uncertain_grounds(described: Node) -> None:
     assert codes(decide_on({"node": described}, request(4))) == {}
 
 
-def test_a_busy_or_unhealthy_gpu_that_is_not_allocated_is_free_to_the_kubelet() -> None:
+def test_unallocated_busy_or_unhealthy_gpu_counts_as_free() -> None:
     described = aligned(0b1111, Alignment.SINGLE)
     described = replace(described, gpus=(*described.gpus[:7], busy()))
 
@@ -317,7 +317,7 @@ def test_a_thousand_containers_are_not_judged_one_by_one(
     assert (name, len(listed)) == (GPU_NAME, judged)
 
 
-def test_restricted_refuses_pods_that_an_empty_node_would_align_and_no_others() -> None:
+def test_restricted_policy_refuses_only_pods_that_an_empty_node_could_align() -> None:
     nodes = {"node": aligned(SPLIT, Alignment.RESTRICTED)}
     assert codes(decide_on(nodes, request(4))) == {"node": Code.MISALIGNED}
     nodes = {"node": aligned(0b0001, Alignment.RESTRICTED)}

@@ -84,7 +84,7 @@ tenancies = st.builds(
 
 
 @given(st.lists(st.tuples(tenancies, amounts), min_size=1, max_size=6), known)
-def test_others_hold_no_more_than_is_in_use_and_all_that_no_pod_declared(
+def test_others_hold_all_undeclared_memory_in_use(
     readings: list[tuple[MemoryTenancy, float]], reported: float
 ) -> None:
     tenancy, used = readings[-1]

@@ -101,7 +101,7 @@ def test_a_single_node_with_room_for_all_is_nearest() -> None:
     assert best.group.of(best.place_of("a2-x")).words == "node with room for the rest of its group"
 
 
-def test_a_zone_will_do_where_no_rack_has_room_and_there_the_roomier_rack() -> None:
+def test_group_uses_the_roomiest_rack_of_a_zone_if_no_rack_has_room() -> None:
     nodes = nodes_of({"a1-x": 3, "a2-x": 1, "b1-x": 1, "b2-x": 1})
 
     best = decided(nodes, need(nodes, size=4))
@@ -251,7 +251,7 @@ def test_too_small_cards_hold_no_pod_of_the_group() -> None:
     assert found == {"a1-x": Code.GROUP_TOO_LARGE, "a1-y": Code.GPU_TOO_SMALL}
 
 
-def test_no_fit_and_no_nearness_together_reach_the_next_step_of_certainty() -> None:
+def test_fit_and_nearness_never_outweigh_certainty() -> None:
     whole = 2 * STRANDED * MOST_STRANDED + MOST_FIT + LOAD
     packed = 2 * STRANDED * MOST_SHARED_STRANDED + SHARED_FULLNESS * MOST_FIT + LOAD
 

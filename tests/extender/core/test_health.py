@@ -127,7 +127,7 @@ def test_an_old_xid_no_longer_counts() -> None:
         ({"ROW_REMAP_PENDING": 1.0}, PENALTY, "a remapped row waits for a reset"),
     ],
 )
-def test_an_old_xid_that_excludes_counts_again_where_another_hard_sign_agrees(
+def test_old_excluding_xid_counts_again_with_another_hard_sign(
     values: dict[str, Any], means: HealthAction, cause: str
 ) -> None:
     found = verdict(is_recent=False, XID=79.0, **values)

@@ -213,7 +213,7 @@ def fit(described: Node, landing: list[Gpu], asked: GpuRequest) -> Fraction:
 
 
 @pytest.mark.parametrize("memory_used", [0.0, 0.2, 0.9, 1.0])
-def test_declared_memory_that_fills_a_device_does_not_fade_with_an_old_reading(
+def test_declared_memory_does_not_fade_with_old_readings(
     memory_used: float,
 ) -> None:
     declared = Gpu(
@@ -356,7 +356,7 @@ def test_an_idle_card_without_the_room_is_not_good() -> None:
     assert ranking(decide_on(nodes, expecting(20))) == ["idle", "busy"]
 
 
-def test_of_whole_gpus_nothing_is_expected_that_was_not_measured() -> None:
+def test_whole_gpus_have_no_expected_memory() -> None:
     nodes = {"a": node(gpu(memory_used=0.05), gpu(memory_used=0.05)), "b": node(unknown())}
 
     assert ranking(decide_on(nodes, request())) == ["a", "b"]

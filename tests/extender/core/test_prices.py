@@ -66,7 +66,7 @@ def test_prices_mean_nothing_unless_a_setting_says_so() -> None:
     assert ranked(world)[0] == "dear"  # fits best
 
 
-def test_the_cheaper_of_equally_idle_nodes_comes_first_and_unknown_prices_last() -> None:
+def test_cheaper_node_ranks_first_and_unknown_price_last() -> None:
     world = priced(PriceMode.PREFER)
     world.bind("tenant", "dear")
     world.read()
@@ -75,7 +75,7 @@ def test_the_cheaper_of_equally_idle_nodes_comes_first_and_unknown_prices_last()
     assert "1 per GPU-hour" in world.placer.explain_nodes(request(), ["cheap"])[0].reason
 
 
-def test_a_busy_cheap_node_comes_after_an_idle_dear_one() -> None:
+def test_idle_expensive_node_ranks_before_a_busy_cheap_one() -> None:
     world = priced(PriceMode.PREFER)
     for index in range(2):
         world.card("cheap", index).values.update(BUSY)

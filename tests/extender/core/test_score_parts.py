@@ -89,7 +89,7 @@ def test_a_preferred_model_counts_by_its_place() -> None:
     assert values == [1.0, 15 / 16, 0.0]
 
 
-def test_the_fit_is_named_by_the_strategy_and_of_shares_the_load_is_the_fit() -> None:
+def test_reason_names_the_strategy_or_the_load_of_shares() -> None:
     def names_of(described: Node, strategy: Strategy) -> list[str]:
         (verdict,) = verdicts({"a": described}, request(strategy=strategy))
         return names(verdict)[4:]

@@ -239,7 +239,7 @@ def test_auto_leaves_as_few_whole_devices_over_as_it_can() -> None:
     assert best_first(nodes, request(2)) == ["2", "4", "5", "8"]
 
 
-def test_devices_that_lack_cpu_memory_or_storage_of_the_node_are_no_room() -> None:
+def test_devices_without_cpu_memory_or_storage_are_no_room() -> None:
     nodes = {
         "storage": node(*[gpu()] * 8, free_storage_bytes=int(150 * GIB)),
         "cpu": node(*[gpu()] * 6, free_millicores=15_000),
@@ -264,7 +264,7 @@ def test_auto_puts_a_share_where_the_card_is_the_least_loaded() -> None:
     assert best_first(nodes)[0] == "calm"
 
 
-def test_of_cards_that_are_as_busy_the_one_with_fewer_tenants_comes_first() -> None:
+def test_fewer_tenants_break_ties_between_equally_busy_cards() -> None:
     """Activity is at most 100 %; the number of active tenants decides each tenant's share."""
     nodes = {
         "three": shared(busy(used=3), replicas=4),
@@ -349,7 +349,7 @@ def test_each_tenant_of_a_shared_device_costs_something() -> None:
     assert len(set(scores)) == 10
 
 
-def test_a_further_idle_card_is_worth_nothing_to_a_pod_that_lands_on_the_first() -> None:
+def test_extra_idle_cards_add_no_score() -> None:
     assert score_of(shared(gpu(), gpu(used=9))) == score_of(shared(gpu()))
 
 

@@ -455,7 +455,7 @@ def test_withdrawn_devices_put_a_penalty_on_their_node() -> None:
     ],
     ids=["excluded", "lost", "silent"],
 )
-def test_a_withdrawn_device_that_is_known_speaks_not_against_its_siblings(
+def test_known_withdrawn_device_puts_no_penalty_on_siblings(
     changes: dict[str, object],
 ) -> None:
     one_known = evidence(3, withdrawn=np.full(3, 1), **changes)

@@ -105,7 +105,7 @@ def test_the_memory_left_on_a_shared_gpu_is_explained() -> None:
 
 
 @pytest.mark.parametrize("leaving", [(), (0,)])
-def test_a_refusal_that_leaving_pods_lift_for_the_nominated_pod_is_not_named(
+def test_refusal_lifted_by_leaving_pods_is_not_named(
     leaving: tuple[int, ...],
 ) -> None:
     described = shared(gpu(memory_used=0.9, used=1), leaving=leaving)

@@ -204,9 +204,7 @@ async def test_the_own_address_receives_no_further_messages(
     assert replica.received() == [[], []]
 
 
-async def test_burst_goes_in_several_messages_and_none_says_more_than_it_holds(
-    replica: Replica, link: PeerLink
-) -> None:
+async def test_burst_is_split_into_complete_messages(replica: Replica, link: PeerLink) -> None:
     await link.send()
     for number in range(MAX_RECORDS + 2):
         link.add(answered(str(number)))

@@ -302,7 +302,7 @@ async def running(placements: PlacementEvents) -> AsyncIterator[None]:
 
 
 @pytest.mark.looptime
-async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_rest(
+async def test_burst_of_bindings_has_events_for_the_newest_and_a_count(
     placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = EventWriter(Recorder(), instance="extender-0")

@@ -87,7 +87,7 @@ async def test_pods_that_fit_nowhere_keep_no_gated_pod_waiting(
 
 
 @pytest.mark.parametrize("count", [MAX_NEEDS, 3 * MAX_NEEDS])
-async def test_pods_that_fit_nowhere_keep_none_waiting_where_all_are_woken_at_once(
+async def test_unplaceable_pods_do_not_delay_woken_pods(
     kube: FakeKube, client: KubeClient, world: World, count: int
 ) -> None:
     for number in range(count):

@@ -139,7 +139,7 @@ def test_wakes_that_help_no_pod_become_rare_for_all_pods() -> None:
     assert [after - before for before, after in pairwise(woken[4:])] == [30] * 5
 
 
-def test_a_wake_that_helped_ends_the_back_off_for_all_and_for_pods_alike() -> None:
+def test_successful_wake_ends_every_back_off() -> None:
     c = pod_ref("c")
     planned = Planned(PACE, A, B, c)
     odd = prospect("x", pods=(c,), count=4)
@@ -216,7 +216,7 @@ def test_a_few_tries_say_nothing_of_the_pace() -> None:
     assert planned.wakes(60, prospect("y", pods=(pod_ref("1"),)))[0] == 10
 
 
-def test_a_wake_that_failed_is_tried_again_ever_more_slowly() -> None:
+def test_failed_wake_is_retried_with_growing_pauses() -> None:
     planned = Planned()
     failures: list[float] = []
     while planned.now < 1200:

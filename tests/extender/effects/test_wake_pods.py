@@ -77,7 +77,7 @@ async def test_our_gate_is_taken_from_the_pod_that_there_is_room_for(
     assert body["spec"] == {"schedulingGates": []}
 
 
-async def test_a_gate_stays_where_pods_are_not_changed_and_the_log_says_so_once(
+async def test_gate_stays_without_the_setting_and_is_logged_once(
     kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     gated(world, "p0")
@@ -184,7 +184,7 @@ async def test_a_woken_pod_that_waits_for_something_else_was_not_helped(
     assert (woken(kube), waking.helped) == (["p"], 0)
 
 
-def test_a_pod_is_woken_for_the_same_node_after_longer_and_longer_pauses() -> None:
+def test_pause_before_waking_for_the_same_node_grows() -> None:
     plan, at = PodWakes(replace(QUICK, repeat_seconds=9.0)), list[int]()
     for now in range(4 * 3600):
         plan.note_waiting(["uid"], now, is_placed=lambda _: False, is_assumed=lambda _: False)
@@ -196,7 +196,7 @@ def test_a_pod_is_woken_for_the_same_node_after_longer_and_longer_pauses() -> No
     assert apart == [10, 19, 37, 73, 145, 289, 577, 1153, 2305, 3601, 3601]
 
 
-def test_a_wake_that_failed_is_tried_again_ever_more_slowly_until_one_succeeds() -> None:
+def test_failed_wake_is_retried_with_growing_pauses_until_success() -> None:
     plan = PodWakes(replace(QUICK, min_interval_seconds=2.0, max_interval_seconds=30.0))
     failed_at = list[int]()
     for now in range(200):
@@ -337,7 +337,7 @@ def test_requirements_without_a_waiting_pod_are_forgotten() -> None:
     assert plan.confirm("need", ["x"], 0.0) == []
 
 
-async def test_a_group_that_its_object_makes_too_large_hides_no_room_from_other_pods(
+async def test_group_too_large_by_its_object_takes_no_room(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     large, other = PodGroup("JobSet", "ns", "large"), PodGroup("JobSet", "ns", "other")

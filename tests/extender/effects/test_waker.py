@@ -179,7 +179,7 @@ async def test_pods_with_equal_requests_are_woken_for_different_nodes(
     assert wakes(kube) == ["2 waiting pods may fit: ns/for-x on x, ns/for-y on y"]
 
 
-async def test_our_own_refusal_counts_until_kube_scheduler_says_why_the_pod_waits(
+async def test_own_refusal_counts_until_kube_scheduler_reports_one(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     asked = request(requires_idle=True)

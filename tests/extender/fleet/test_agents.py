@@ -272,7 +272,7 @@ def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:
     assert made.fleet.store.rows_of_node("node") == [0, 1]
 
 
-def test_a_card_moved_to_another_node_is_there_once_the_first_node_lacks_it(
+def test_moved_card_appears_once_the_first_node_lacks_it(
     agents: Agents,
 ) -> None:
     made = agents.world

@@ -48,7 +48,7 @@ def test_a_claimed_device_that_no_source_reports_may_be_any() -> None:
     assert (made.row().used, made.row().is_agreed) == ((0, 0), False)
 
 
-def test_the_history_of_a_claimed_device_restarts_when_its_pod_comes_and_ends() -> None:
+def test_claimed_device_history_restarts_with_each_pod() -> None:
     made = one_node(2, allocatable={}, capacity={})
     made.read_after(30)
     device = made.row().slots[1]
@@ -65,7 +65,7 @@ def test_the_history_of_a_claimed_device_restarts_when_its_pod_comes_and_ends() 
 
 
 @pytest.mark.parametrize(("held", "used"), [(1, (0, 0)), (2, (1, 1))], ids=["one", "both"])
-def test_claimed_instance_is_known_if_its_profile_is_unique_on_the_card(
+def test_claimed_instance_is_identified_if_its_profile_is_unique(
     held: int, used: tuple[int, ...]
 ) -> None:
     made = World()

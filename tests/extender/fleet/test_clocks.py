@@ -121,7 +121,7 @@ def test_device_holders_show_a_pod_bound_by_a_fast_clock(ahead: float) -> None:
     assert ranking(world.rank(request(3, requires_idle=True))) == ["node"]
 
 
-def test_a_pod_of_the_same_name_is_not_the_one_that_the_mapping_showed_before() -> None:
+def test_device_holders_of_a_namesake_do_not_count_for_a_new_pod() -> None:
     world = World()
     world.add_node("node", 4)
     old = world.bind("p", on=[world.card()])

@@ -282,7 +282,7 @@ def test_repeated_device_failure_shown_only_by_its_xid_counts_in_full() -> None:
     assert log.suspicion(NOW + 3600) == {"a": pytest.approx(0.5)}
 
 
-def test_a_fault_at_a_failure_counts_though_the_owners_first_one_has_faded() -> None:
+def test_device_fault_counts_after_the_owners_first_failure_faded() -> None:
     log = FailureLog(RULE, lambda _node, at: at > NOW)
     log.note(failed("a", "Job train"), NOW)
     log.note(failed("a", "Job train", "next"), NOW + 1e5)

@@ -207,7 +207,7 @@ def test_kept_values_fill_no_window_and_show_no_foreign_use() -> None:
     assert not store.is_foreign(0)
 
 
-def test_a_pods_load_is_measured_only_once_activity_and_memory_are_reported() -> None:
+def test_load_is_measured_once_activity_and_memory_are_reported() -> None:
     store = store_of(CARD)
 
     later(store, 300, MEMORY)

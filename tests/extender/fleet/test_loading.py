@@ -38,9 +38,7 @@ def counted(world: World) -> float:
 
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
 @pytest.mark.parametrize("minutes", [1, 4, 10])
-def test_a_card_whose_tenants_download_for_ten_minutes_is_not_the_idlest(
-    minutes: int, *, is_mapped: bool
-) -> None:
+def test_card_with_downloading_tenants_is_not_the_idlest(minutes: int, *, is_mapped: bool) -> None:
     world = loading_beside_working(is_mapped=is_mapped)
 
     world.read_after(30, minutes * 2)
@@ -141,7 +139,7 @@ def test_a_wrong_node_clock_does_not_change_a_pods_warm_up(clock: float, waits: 
     assert world.row().assumed == (0,)
 
 
-def test_a_pod_that_runs_when_we_start_did_not_start_before_it_was_bound() -> None:
+def test_pod_running_at_start_did_not_start_before_its_binding() -> None:
     world = World(Policy(assumed=Assumed(loading_seconds=0.0)))
     world.add_node("node", 1, replicas=4)
     world.bind("a", on=[world.card()], started_at=world.clock.now - 3600)

@@ -97,7 +97,7 @@ def test_a_card_that_the_kubelet_may_not_offer_changes_no_model() -> None:
     assert required(world, "RTX 4090") == ["mixed"]
 
 
-def test_a_node_with_several_models_costs_as_much_as_its_dearest_free_gpu() -> None:
+def test_node_price_is_that_of_its_most_expensive_free_gpu() -> None:
     prices = Prices(mode=PriceMode.STRICT, entries={"RTX 4090": 2.0, "RTX 3060": 1.0})
     world = workstation(LARGE, SMALL, policy=Policy(prices=prices))
     assert rejected(world.rank()) == {"mixed": Code.DEARER}

@@ -60,7 +60,7 @@ def test_a_resource_name_without_devices_says_nothing_about_them() -> None:
     assert made.estimated(made.card(), "utilization") == pytest.approx(0.9)
 
 
-def test_readings_before_the_end_of_a_pod_under_the_old_resource_count_for_none() -> None:
+def test_readings_of_a_pod_under_the_old_resource_count_for_none() -> None:
     made = one_node(1)
     made.is_mapped = False
     made.card().values.update(BUSY)

@@ -67,7 +67,7 @@ def test_replaced_card_no_longer_excludes_its_node() -> None:
     assert not made.estimated(made.card(index=1), "is_excluded")
 
 
-def test_a_card_replaced_while_the_node_offers_nothing_is_known_once_it_does() -> None:
+def test_card_replaced_on_an_empty_node_is_known_once_offered() -> None:
     made = one_node(1)
     node = made.fleet.nodes["node"]
     made.fleet.apply_node(replace(node, allocatable={GPU: 0}, capacity={GPU: 0}))
@@ -152,7 +152,7 @@ def test_node_returning_with_fewer_cards_has_them_at_the_first_reading(
     assert len(shown(made)) == len(made.row().slots) == 4
 
 
-def test_a_card_that_is_measured_after_the_node_offers_fewer_is_not_gone() -> None:
+def test_measured_card_stays_although_the_node_offers_fewer() -> None:
     made = one_node(2)
     fewer(made, 1)
     made.read_after(30)

@@ -115,7 +115,7 @@ def test_an_answer_in_progress_at_the_step_leaves_no_time_in_the_future() -> Non
     assert max(found[1], world.clock.now - age(world)) <= world.clock.now
 
 
-def test_readings_after_the_step_show_that_a_pod_that_ended_before_it_is_gone() -> None:
+def test_readings_after_the_step_exclude_an_ended_pod() -> None:
     world = a_world()
     pod = world.bind("p", on=[world.card()])
     world.card().values |= BUSY

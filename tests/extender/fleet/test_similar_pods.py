@@ -44,7 +44,7 @@ def test_expected_memory_is_rounded_up_by_a_quarter_at_most(used: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_the_pods_that_started_last_count_in_any_order_and_the_last_keys(step: int) -> None:
+def test_newest_pods_and_last_keys_count(step: int) -> None:
     like = SimilarPods()
     pods = [
         pod(f"pod-{number}", owner="Job a", started_at=float(number))

@@ -134,7 +134,7 @@ def test_use_before_the_last_tenants_end_is_the_tenants() -> None:
     assert use(store, 0.5, start=120) == [True]
 
 
-def test_use_that_may_be_a_new_pods_is_not_foreign_but_known_foreign_use_stays() -> None:
+def test_use_that_may_belong_to_a_new_pod_is_not_foreign() -> None:
     store = store_of(CARD)
     free(store, 0, for_sure=False)
     assert use(store, 0.5, 0.5, 0.5) == [False, False, False]

@@ -54,7 +54,7 @@ def test_a_tenant_without_load_holds_one_of_the_idle_devices() -> None:
     assert landing_on(world)[:2] == ([3, 4, 5, 6, 7], 1)
 
 
-def test_some_devices_in_use_are_candidates_if_more_are_in_use_than_pods_hold() -> None:
+def test_devices_in_use_are_candidates_if_pods_hold_fewer() -> None:
     world = unmapped(8, held=4, in_use=5, values=dict(BUSY))
 
     cards, taken, chance = landing_on(world)
@@ -143,7 +143,7 @@ JUST_FREED = BY_USE * 0.95
 
 
 @pytest.mark.parametrize("ends", [1, 3])
-def test_a_device_just_freed_is_presumed_idle_though_it_is_unknown_which_one(
+def test_unidentified_freed_device_is_presumed_idle(
     ends: int,
 ) -> None:
     world = full(ends=ends)

@@ -99,7 +99,7 @@ async def test_a_group_that_can_never_fit_is_refused_with_its_reason(client: Cli
     assert answer["rejected"][0]["count"] == 4
 
 
-async def test_a_pod_that_does_not_exist_is_placed_like_the_first_of_its_group(
+async def test_hypothetical_pod_is_placed_like_the_first_of_its_group(
     client: Client,
 ) -> None:
     data = BytesIO(json.dumps(member("new")).encode())
@@ -133,7 +133,7 @@ async def test_group_is_hidden_from_callers_without_rights(
         (9, "no domain has room for 8 with this pod"),
     ],
 )
-def test_the_command_line_says_it_in_one_line(world: World, size: int, expected: str) -> None:
+def test_command_line_prints_the_group_in_one_line(world: World, size: int, expected: str) -> None:
     world.bind("p-1", "a-1", namespace="team", group=GROUP)
     world.read()
     with serving(world.build_app()) as url:
@@ -142,7 +142,7 @@ def test_the_command_line_says_it_in_one_line(world: World, size: int, expected:
     assert expected in " ".join(shown.stdout.split())
 
 
-def test_the_command_line_says_for_how_many_there_are_gpus(world: World) -> None:
+def test_command_line_prints_the_number_of_pods_that_fit(world: World) -> None:
     with serving(world.build_app()) as url:
         shown = runner(url)("explain", "-f", "-", standard_input=json.dumps(member("p-0", 9)))
 

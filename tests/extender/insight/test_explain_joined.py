@@ -69,7 +69,7 @@ def assert_complete(answer: Any) -> None:
     assert (answer["others"], answer["others_left"]) == ([], 0)
 
 
-async def test_the_replica_that_ranked_returns_the_nodes_that_the_other_refused(
+async def test_ranking_replica_returns_nodes_refused_by_the_other(
     ranks: Client,
 ) -> None:
     assert_complete(await get(ranks, "/v1/explain", pod="team/p"))

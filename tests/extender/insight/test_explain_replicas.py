@@ -139,7 +139,7 @@ async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) ->
     assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
 
 
-async def test_after_answering_a_replica_the_connection_sees_no_more_than_before(
+async def test_peer_request_grants_its_connection_no_more_rights(
     aiohttp_client: MakeClient,
 ) -> None:
     # aiohttp may answer all requests of a connection in one context.

@@ -169,9 +169,7 @@ async def test_a_pod_whose_gpus_no_source_names_is_unknown(world: World, client:
     assert (answer["unknown"], answer["holders"]) == (1, [])
 
 
-async def test_where_one_of_its_gpus_is_not_named_it_may_be_in_use(
-    world: World, client: Client
-) -> None:
+async def test_pod_with_an_unnamed_gpu_may_be_in_use(world: World, client: Client) -> None:
     cards = {"n": [card("team/nb"), card()]}
     world.add(cards)
     world.hold("nb", "n", 2)

@@ -45,7 +45,7 @@ async def test_refused_pod_names_the_filters_and_nodes(world: World, client: Cli
     assert pod["decision"] is None
 
 
-async def test_before_kube_scheduler_has_said_anything_our_own_decision_counts(
+async def test_own_decision_counts_before_kube_schedulers_message(
     world: World, client: Client
 ) -> None:
     world.add_waiting("p")

@@ -85,7 +85,7 @@ async def test_pod_requested_at_another_replica_counts_as_tried(
     assert (q["state"], q["decision"]) == ("untried", None)
 
 
-async def test_of_pods_that_do_not_wait_nothing_is_reported(sides: tuple[Side, Side]) -> None:
+async def test_pods_that_do_not_wait_are_not_reported(sides: tuple[Side, Side]) -> None:
     near, far = sides
     await far.place("p", near.world.now + 1)
     await far.place("gone", near.world.now + 2)
@@ -95,7 +95,7 @@ async def test_of_pods_that_do_not_wait_nothing_is_reported(sides: tuple[Side, S
     assert [pod["decision"] for pod in await near.pending()] == [None, None]
 
 
-async def test_an_explanation_says_how_the_pod_fares_by_the_last_decision_of_any(
+async def test_explanation_has_the_last_decision_of_any_replica(
     sides: tuple[Side, Side],
 ) -> None:
     near, far = sides

@@ -111,7 +111,7 @@ def test_the_command_line_shows_them(watch: RegretWatch) -> None:
     assert ["team/third", "node-1", "node-2", "node-3", "90%~", "?", "5%", "?", "no"] in lines
 
 
-def test_the_command_line_says_that_there_is_nothing_yet(watch: RegretWatch) -> None:
+def test_command_line_reports_that_no_placement_was_compared(watch: RegretWatch) -> None:
     watch.outcomes.clear()
 
     assert "no placement was compared yet" in ask(watch).stdout

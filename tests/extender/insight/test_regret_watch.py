@@ -122,7 +122,7 @@ def test_only_readings_after_the_binding_count() -> None:
     assert outcome.got == pytest.approx(0.1)
 
 
-def test_while_its_readings_are_stale_a_gpu_counts_as_neither_busy_nor_idle() -> None:
+def test_stale_gpu_counts_as_neither_busy_nor_idle() -> None:
     part = Watched()
     part.place("a", "node-1")
     part.busy("node-1", 0.8)
@@ -180,7 +180,7 @@ def test_a_pod_that_ends_early_is_judged_by_the_time_that_it_ran() -> None:
     assert outcome.got == pytest.approx(0.6)
 
 
-def test_a_recreated_pod_is_judged_by_the_gpus_that_it_got_not_its_predecessor() -> None:
+def test_recreated_pod_is_judged_by_its_own_gpus() -> None:
     part = Watched(cards=2)
     part.place("a", "node-1")
     part.busy("node-1", 0.8, index=1)
@@ -209,7 +209,7 @@ def test_the_gpus_of_a_pod_that_ended_soon_are_unknown() -> None:
     assert outcome.gpus == 2
 
 
-def test_a_pod_that_makes_room_for_another_between_two_steps_is_not_judged() -> None:
+def test_pod_preempted_between_steps_is_not_judged() -> None:
     part = Watched(pods=2)
     part.place("a", "node-1")
     part.place("b", "node-2")
@@ -237,7 +237,7 @@ def test_pod_with_too_few_readings_is_left_out_and_counted() -> None:
     assert (part.outcomes, part.watch.left_out, len(part.watch)) == ([], 1, 0)
 
 
-def test_a_gpu_that_is_gone_says_nothing_for_the_one_in_its_place() -> None:
+def test_history_of_a_removed_gpu_does_not_count_for_its_successor() -> None:
     part = Watched()
     part.place("a", "node-1")
     part.live(AFTER / 2)

@@ -103,7 +103,7 @@ def test_decision_of_prioritize_alone_counts_and_is_reported(
     assert (report.pods, report.moved, report.narrowed) == (1, 0, 1)
 
 
-def test_a_filter_that_nothing_passed_is_not_of_the_attempt_that_was_scored() -> None:
+def test_filter_without_feasible_nodes_belongs_to_another_attempt() -> None:
     log = Log(FLEET | {"full": node(busy(memory_free_bytes=GIB))}, Policy())
     assert log.asked(FILTER, "full", memory_bytes=int(20 * GIB)) == 0
     log.asked(PRIORITIZE, at=NOW + 1, memory_bytes=int(20 * GIB))

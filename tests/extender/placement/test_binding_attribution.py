@@ -57,7 +57,7 @@ def test_a_pod_counts_once_the_others_have_reported_beyond_its_binding() -> None
     assert (replica.counted, len(replica.attribution)) == (1, 0)
 
 
-def test_a_pod_belongs_to_the_replica_of_a_later_answer_that_is_reported_late() -> None:
+def test_later_answer_owns_the_pod_even_if_reported_late() -> None:
     replica = Replica()
     replica.bind("a")
     replica.world.now += 0.1

@@ -154,7 +154,7 @@ def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Bind
     assert len(part.world.request_log) == 0
 
 
-def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(
+def test_pod_deleted_soon_after_binding_is_judged(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())
@@ -217,7 +217,7 @@ def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(
     assert cause.kind is CauseKind.UNREACHABLE
 
 
-def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(
+def test_refused_pod_that_passes_on_retry_is_not_counted(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())

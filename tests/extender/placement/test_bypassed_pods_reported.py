@@ -58,7 +58,7 @@ def test_replica_without_a_message_before_the_binding_leaves_the_pod_unjudged() 
     assert (part.counted(), part.unjudged) == (0, 1)
 
 
-def test_a_message_of_the_replica_must_come_before_our_own_watch_shows_the_pod() -> None:
+def test_replica_must_report_before_our_watch_shows_the_pod() -> None:
     part = BindingWorld(received=(received := ReceivedPeriod()))
     received.since = part.world.now - WATCH_SECONDS / 2
     part.create(part.pod())

@@ -269,7 +269,7 @@ def test_dirty_rows_are_evaluated_together_before_the_next_pod(
     assert rows_evaluated == [3]
 
 
-def test_prioritize_finds_the_entry_of_filter_though_another_pod_came_between(
+def test_prioritize_finds_the_entry_of_filter_after_another_pod(
     world: World, rows_evaluated: list[int]
 ) -> None:
     names = tuple(world.fleet.nodes)

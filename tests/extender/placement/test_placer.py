@@ -78,7 +78,7 @@ def test_a_burst_of_whole_gpu_pods_takes_each_gpu_once() -> None:
     assert set(burst(world, 32, bound_after=5).values()) == {8}
 
 
-def test_pods_that_say_how_much_memory_never_share_room_that_is_not_there() -> None:
+def test_pods_with_declared_memory_never_share_missing_room() -> None:
     world = time_sliced(2)
     chosen = [world.place(f"pod-{number}", request(memory_bytes=TWENTY)) for number in range(9)]
 
@@ -215,7 +215,7 @@ def test_a_deleted_tentative_pod_no_longer_counts() -> None:
     assert on(world) == {}
 
 
-def test_a_nominated_pod_stays_where_it_is_nominated_whatever_we_rank_first() -> None:
+def test_nominated_pod_stays_on_its_node_despite_our_ranking() -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(pending(nominated_node="node-1"))
 
@@ -268,7 +268,7 @@ def test_more_kinds_of_requests_than_are_cached_are_answered() -> None:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def test_a_node_where_pods_died_early_is_no_longer_first_choice_and_recovers() -> None:
+def test_node_with_early_failures_ranks_lower_until_it_recovers() -> None:
     world = time_sliced(2)
     for number in range(5):
         world.bind(f"dead-{number}", "node-0", is_failed_early=True)
@@ -428,7 +428,7 @@ def test_a_pod_is_not_woken_for_a_node_without_cpu_for_it() -> None:
     assert world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
 
 
-def test_a_pod_is_not_woken_for_an_unknown_node_or_one_that_assumed_pods_fill() -> None:
+def test_pod_is_not_woken_for_unknown_or_full_nodes() -> None:
     world = one_node(2)
     world.place("a")
 

@@ -49,7 +49,7 @@ def test_node_is_accepted_after_its_victims_end_despite_old_readings(
     assert accepts(world, request(memory_bytes=TWENTY), "a")
 
 
-def test_a_victim_makes_room_on_its_card_although_the_one_beside_it_stays_full() -> None:
+def test_victim_makes_room_on_its_own_card() -> None:
     world = World()
     world.add_node("node-0", 2, replicas=4)
     for index, name in enumerate("ab"):
@@ -351,7 +351,7 @@ def test_a_node_that_has_just_gone_is_no_fault(requires_idle: bool) -> None:
     assert accepts(world, request(requires_idle=requires_idle), "a") is not requires_idle
 
 
-def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> None:
+def test_node_with_more_devices_than_the_snapshot_is_no_fault() -> None:
     world = World(in_steps=True)
 
     def offer(name: str, gpus: int) -> None:
@@ -371,7 +371,7 @@ def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> 
     assert accepts(world, request(), "a")
 
 
-def test_readings_of_a_victim_of_a_former_resource_are_attributed_to_no_pod() -> None:
+def test_readings_of_a_victim_under_an_old_resource_have_no_pod() -> None:
     world = full_node(is_mapped=False)
     former = world.fleet.nodes["node-0"]
     shared = {"nvidia.com/gpu.shared": 4}

@@ -195,9 +195,7 @@ LOST = {"verb": PRIORITIZE, "is_lost": True}
 
 
 @pytest.mark.parametrize("ill", [REFUSED, LOST], ids=["refused", "lost"])
-def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
-    world: World, ill: dict[str, Any]
-) -> None:
+def test_useless_answer_that_looks_later_reports_no_pod(world: World, ill: dict[str, Any]) -> None:
     world.request_log.take(answered(world, age=-0.3, **ill))
     world.request_log.note(answered(world, FILTER, choices=1))
 

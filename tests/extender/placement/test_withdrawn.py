@@ -31,7 +31,7 @@ def half_withdrawn(minutes: int = 1, *, is_shown: bool = True, **values: float) 
     return made
 
 
-def test_a_broken_shared_card_that_is_withdrawn_refuses_no_pod_the_other_one() -> None:
+def test_withdrawn_shared_card_does_not_block_the_other() -> None:
     made = half_withdrawn()
     made.card(index=1).values[Signal.XID] = 48.0
     made.read_after(60.0)
@@ -40,7 +40,7 @@ def test_a_broken_shared_card_that_is_withdrawn_refuses_no_pod_the_other_one() -
 
 
 @pytest.mark.parametrize("minutes", SILENT_MINUTES)
-def test_a_pod_that_requires_idle_goes_to_the_idle_card_beside_a_vanished_one(minutes: int) -> None:
+def test_idle_requirement_accepts_an_idle_card_beside_a_vanished_one(minutes: int) -> None:
     made = half_withdrawn(minutes, is_shown=False)
 
     assert code(made, requires_idle=True) is Code.PASSES
@@ -54,7 +54,7 @@ def test_vanished_card_has_no_room(minutes: int) -> None:
 
 
 @pytest.mark.parametrize("minutes", SILENT_MINUTES)
-def test_a_free_card_in_foreign_use_is_judged_though_another_one_has_vanished(minutes: int) -> None:
+def test_foreign_use_of_a_free_card_counts_beside_a_vanished_card(minutes: int) -> None:
     made = one_node(3, allocatable={GPU: 2}, capacity={GPU: 3})
     made.bind("a", on=[made.card()])
     made.card(index=1).values[Signal.MEMORY_USED] = 40 * GIB
@@ -65,7 +65,7 @@ def test_a_free_card_in_foreign_use_is_judged_though_another_one_has_vanished(mi
     assert code(made) is Code.FOREIGN_USE
 
 
-def test_a_card_that_is_missing_while_the_kubelet_offers_all_may_be_landed_on() -> None:
+def test_missing_card_is_a_landing_device_if_the_kubelet_offers_all() -> None:
     made = one_node(2, replicas=4)
     made.bind("a", on=[made.card()])
     made.card().values.update({Signal.MEMORY_USED: 79 * GIB, Signal.MEMORY_FREE: GIB})

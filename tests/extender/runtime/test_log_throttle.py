@@ -10,7 +10,7 @@ class Clock:
         return self.now
 
 
-def test_an_equal_line_is_due_after_a_while_with_the_number_of_skipped_ones() -> None:
+def test_equal_line_is_logged_later_with_the_number_skipped() -> None:
     clock = Clock()
     throttle = LogThrottle(60.0, 10, clock)
 

@@ -218,7 +218,7 @@ def exchange_faults(replicas: list[Replica]) -> None:
     st.lists(st.sets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5),
     st.lists(st.integers(min_value=0, max_value=4), max_size=10),
 )
-def test_some_replica_is_always_ready_and_finally_those_with_most_sources(
+def test_one_replica_is_always_ready_finally_the_best_connected(
     faults: list[set[str]], probes: list[int]
 ) -> None:
     replicas = [Replica() for _ in faults]

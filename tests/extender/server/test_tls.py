@@ -136,7 +136,7 @@ async def test_a_client_without_a_valid_certificate_is_refused(
             await ask(url, client_context(folder, shows=shows))
 
 
-async def test_a_certificate_of_the_ca_with_another_name_is_refused_and_named_once(
+async def test_certificate_with_another_name_is_refused_and_logged_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = client_context(folder, shows=folder, side="extender")

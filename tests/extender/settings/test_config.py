@@ -66,7 +66,7 @@ def test_every_setting_of_the_decision_reaches_the_core(tmp_path: Path) -> None:
     assert (policy.weights.utilization, policy.weights.memory) == (0.4, 0.4)
 
 
-def test_no_part_of_the_policy_is_left_at_its_default_by_a_file_that_sets_all(
+def test_full_settings_file_sets_every_part_of_the_policy(
     tmp_path: Path,
 ) -> None:
     policy, default = load(tmp_path, EVERYTHING).policy(), Policy()

@@ -327,7 +327,7 @@ async def test_fault_midway_puts_the_settings_before_it_back(
     [(30, [30], (0, 0, 1)), (60, [30, 60], (1, 0, 0)), (70, [30, 70], (1, 0, 0))],
     ids=["the-file-before", "the-same-file-in-other-words", "another-file"],
 )
-async def test_settings_left_half_in_force_are_replaced_as_a_whole_by_the_next_file(
+async def test_next_file_replaces_partly_applied_settings(
     path: Path, percent: float, adopted: list[float], counts: tuple[float, ...]
 ) -> None:
     part = Following(path)

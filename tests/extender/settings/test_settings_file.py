@@ -59,7 +59,7 @@ async def test_changed_file_is_taken_over_without_waiting_for_the_next_look(
     assert (part.busy, part.counts) == (60, (1, 0, 0))
 
 
-async def test_config_map_is_taken_over_each_time_the_kubelet_swaps_its_symlink(
+async def test_config_map_is_reloaded_at_each_symlink_swap(
     tmp_path: Path,
 ) -> None:
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
@@ -77,7 +77,7 @@ async def test_config_map_is_taken_over_each_time_the_kubelet_swaps_its_symlink(
     assert part.counts == (3, 0, 0)
 
 
-async def test_config_map_with_a_bad_file_changes_nothing_and_the_next_one_counts(
+async def test_bad_config_map_changes_nothing_until_the_next_one(
     tmp_path: Path,
 ) -> None:
     mounted = ConfigMap(tmp_path / "etc", threshold(30))

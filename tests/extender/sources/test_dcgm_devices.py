@@ -34,7 +34,7 @@ def nodes(*, without: int | None = None) -> NodeIdentity:
     return NodeIdentity(names=frozenset(f"node-{it}" for it in range(NODES) if it != without))
 
 
-def test_a_removed_node_takes_its_devices_and_the_others_stay_the_same_objects() -> None:
+def test_removing_a_node_keeps_the_devices_of_others() -> None:
     table = DeviceTable()
     table.read_devices(answer(), nodes(), NODE_LABELS)
     before = {id(row): row.node for row in table._rows.values()}

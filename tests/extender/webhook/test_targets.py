@@ -53,7 +53,7 @@ def test_a_busy_target_still_wins_over_idle_nodes() -> None:
     assert passing(world, aimed(world, "b;a")) == ["b"]
 
 
-def test_the_next_target_is_tried_if_kube_scheduler_found_the_first_one_full() -> None:
+def test_next_target_is_tried_if_the_first_is_full() -> None:
     world = three_nodes()
 
     assert passing(world, aimed(world, "c;a"), "a", "b") == ["a"]
@@ -70,7 +70,7 @@ def test_without_a_usable_target_the_pod_waits_or_goes_anywhere() -> None:
     assert passing(world, aimed(world, "c", **prefer)) == ["c"]
 
 
-def test_a_target_whose_gpus_are_held_comes_after_one_whose_gpus_are_free() -> None:
+def test_target_with_held_gpus_ranks_after_one_with_free_gpus() -> None:
     world = three_nodes()
     world.bind("tenant", "a", on=[world.card("a", 0)])
     world.read()

@@ -50,7 +50,7 @@ def test_without_a_rule_or_a_binding_the_right_is_missing(tmp_path: Path) -> Non
     assert "leases" not in reported
 
 
-def test_a_role_is_good_in_its_own_namespace_and_for_its_own_object_alone(tmp_path: Path) -> None:
+def test_role_applies_only_to_its_namespace_and_object(tmp_path: Path) -> None:
     first, second, role, binding = granted()
     other = deepcopy(binding)
     other["metadata"]["namespace"] = "elsewhere"

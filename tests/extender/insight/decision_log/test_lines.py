@@ -81,7 +81,7 @@ def test_candidates_are_kept_however_many_they_are(asked: tuple[str, ...]) -> No
     assert sorted(line.candidates) == sorted(asked)
 
 
-def test_lines_of_other_logs_are_passed_over_and_so_is_a_last_one_cut_off() -> None:
+def test_lines_of_other_logs_and_an_incomplete_last_line_are_skipped() -> None:
     log = written([weighed(snapshot_of({"a": node()}), request(), policy=POLICY)] * 2)
     *lines, last = log.splitlines(keepends=True)
 

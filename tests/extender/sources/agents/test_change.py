@@ -42,7 +42,7 @@ async def status_of(server: ReportServer, text: str) -> int:
     [{"service_accounts": ("elsewhere/agent",)}, {"audience": "another"}],
     ids=["service-account", "audience"],
 )
-async def test_an_account_that_is_no_longer_accepted_is_disconnected_and_refused(
+async def test_removed_account_is_disconnected_and_refused(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     async with report_server(tmp_path) as server:

@@ -257,7 +257,7 @@ def test_the_four_largest_processes_of_a_device_count() -> None:
     assert [one.memory_bytes for one in shown] == [7, 6, 5, 3]
 
 
-def test_an_extender_that_does_not_know_foreign_processes_reads_the_rest() -> None:
+def test_old_extender_reads_reports_without_foreign_processes() -> None:
     class Before(msgspec.Struct, kw_only=True, tag_field="version", tag=VERSION):
         """Fields of an update that an extender without process lists needs."""
 

@@ -96,7 +96,7 @@ async def test_an_extender_with_another_ca_gets_no_token_and_the_agent_logs_why(
         assert f"reports.ca_file ({reports.ca_file}) must contain its CA" in causes(caplog)[0]
 
 
-async def test_a_certificate_must_have_the_services_name_or_the_configured_one(
+async def test_certificate_needs_the_service_name_or_the_configured_name(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = partial(run_agents, two_nodes(), ["gpu-1"])
@@ -156,7 +156,7 @@ async def test_an_agent_with_tls_logs_that_the_extender_has_none(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_no_reporter_is_lost_while_the_certificate_is_replaced_under_load(
+def test_agents_stay_connected_during_certificate_renewal(
     run: Callable[..., None], tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

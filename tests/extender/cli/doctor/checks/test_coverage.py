@@ -86,7 +86,7 @@ def test_agent_without_readings_is_reported() -> None:
     assert "logs of idlegpu-agent-x" in found("IG105", facts)[0].remedy
 
 
-def test_readings_that_arrive_or_may_still_or_are_old_are_another_matter() -> None:
+def test_nodes_with_readings_or_a_young_exporter_are_not_reported() -> None:
     one = (device(0, uuid="", freshness="missing"), device(1))
     young = pod("dcgm-exporter-x")
     young["status"]["startTime"] = "2027-01-15T07:58:00Z"

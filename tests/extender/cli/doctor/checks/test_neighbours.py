@@ -31,7 +31,7 @@ def test_two_schedulers_on_one_node_are_reported() -> None:
     assert severities("IG007", Facts(at=NOW, pods=pods)) == ["warning"]
 
 
-def test_a_scheduler_beside_one_that_is_known_is_another() -> None:
+def test_second_scheduler_beside_a_known_one_is_found() -> None:
     pods = (pod("a", 1), pod("b", 1, scheduler=SECOND))
 
     assert severities("IG007", Facts(at=NOW, pods=pods, schedulers=(scheduler(),))) == ["error"]
@@ -87,7 +87,7 @@ def test_autoscaler_adds_no_node_for_our_refusals() -> None:
     assert f"team/waits waits: {Rejection.NOT_IDLE}" in evidence("IG008", facts)
 
 
-def test_one_that_the_cloud_runs_is_known_by_its_config_map() -> None:
+def test_hosted_autoscaler_is_found_by_its_config_map() -> None:
     status = {"metadata": {"name": "cluster-autoscaler-status", "namespace": "kube-system"}}
 
     assert severities("IG008", Facts(at=NOW, pods=(REFUSED,), config_maps=(status,)))

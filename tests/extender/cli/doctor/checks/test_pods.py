@@ -232,7 +232,7 @@ def test_a_waiting_pod_whose_targets_do_not_exist_is_reported(
 # --- IG306 --------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_holds_a_gpu_by_a_claim_alone_is_no_fault_but_worth_knowing() -> None:
+def test_pod_with_a_claim_only_is_reported_as_info() -> None:
     facts = Facts(at=NOW, pods=(), claims=(claim("solo"),))
 
     assert severities("IG306", facts) == ["info"]

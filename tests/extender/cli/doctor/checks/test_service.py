@@ -68,7 +68,7 @@ def test_a_certificate_that_ends_soon_is_reported(days: float, expected: list[st
     assert severities("IG402", ends_in(days)) == expected
 
 
-def test_the_evidence_says_which_and_when() -> None:
+def test_evidence_names_the_certificate_and_its_end() -> None:
     assert evidence("IG402", ends_in(6)) == (
         "Secret idlegpu/x tls.crt (CN=x): ends in 6 days, 2027-01-21 08:00 UTC"
     )
