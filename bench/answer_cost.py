@@ -180,8 +180,8 @@ def evaluation_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
 
     def inputs_of(request: GpuRequest, *nodes: str) -> EvaluationInputs:
         overlay = dict.fromkeys(nodes, tenant)
-        ((_, ask),) = device_requests(request)
-        return EvaluationInputs(request=request, ask=ask, policy=policy, overlay=overlay)
+        ((_, devices),) = device_requests(request)
+        return EvaluationInputs(request=request, devices=devices, policy=policy, overlay=overlay)
 
     before = [inputs_of(request) for request in REQUESTS]
     after = [inputs_of(request, cluster.names[1]) for request in REQUESTS]

@@ -38,14 +38,14 @@ POLICY: Final = Policy(
 def evaluate(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
     """Evaluate every node of a pool as the former default did."""
     batch = batch_rows(pool.rows, snapshot.telemetry, pool.batch.suspicion)
-    asks = inputs.ask.columns
-    assessment = assess(batch, asks, estimates(inputs.policy))
+    requested = inputs.devices.columns
+    assessment = assess(batch, requested, estimates(inputs.policy))
     # A GPU with foreign use counts as unusable, also if it is shared.
     is_clean = assessment.is_clean & ~batch.telemetry.is_foreign
     idle_chance = np.where(is_clean & assessment.fits, assessment.idle_chance, 0.0)
     codes = reject(
         batch,
-        asks,
+        requested,
         assessment,
         requires_idle=np.array([inputs.request.requires_idle]),
         is_wrong_model=np.zeros(len(batch), dtype=np.bool_),

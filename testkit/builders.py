@@ -210,7 +210,7 @@ def request(count: int = 1, **changes: Any) -> GpuRequest:
     return replace(GpuRequest(resource=GPU, count=count), **changes)
 
 
-def ask(
+def device_request(
     count: int = 1, memory_bytes: float = 0.0, thresholds: Thresholds | None = None
 ) -> DeviceRequest:
     """Build the device request of a pod without annotations."""
@@ -274,15 +274,17 @@ def batch_of(*nodes: Node) -> Batch:
 
 
 def assessment_of(
-    *nodes: Node, asked: DeviceRequest | None = None, policy: Policy | None = None
+    *nodes: Node, requested: DeviceRequest | None = None, policy: Policy | None = None
 ) -> Assessment:
     """Return the assessment of the nodes' devices for a pod."""
-    return assess(batch_of(*nodes), (asked or ask()).columns, estimates(policy or Policy()))
+    return assess(
+        batch_of(*nodes), (requested or device_request()).columns, estimates(policy or Policy())
+    )
 
 
 def decide_on(
     nodes: Mapping[str, Node],
-    asked: GpuRequest | None = None,
+    requested: GpuRequest | None = None,
     *,
     candidates: tuple[str, ...] | None = None,
     policy: Policy | None = None,
@@ -293,7 +295,7 @@ def decide_on(
     """Decide for a pod among these nodes without cached evaluations."""
     return decide(
         snapshot_of(nodes, models=models, seen=seen),
-        asked or request(),
+        requested or request(),
         tuple(nodes) if candidates is None else candidates,
         policy or Policy(),
         overlays={GPU: overlay or {}},
@@ -314,9 +316,9 @@ def rejected(decision: Decision) -> dict[str, int]:
     }
 
 
-def score_of(described: Node, asked: GpuRequest | None = None, **how: Any) -> float:
+def score_of(described: Node, requested: GpuRequest | None = None, **how: Any) -> float:
     """Return the score of one node."""
-    return float(decide_on({"node": described}, asked, **how).scores[0])
+    return float(decide_on({"node": described}, requested, **how).scores[0])
 
 
 STRATEGIES = (Strategy.AUTO, Strategy.SPREAD, Strategy.PACK)

@@ -29,11 +29,11 @@ def weighed(
 ) -> Weighed:
     """Decide for a pod; return the decision with its inputs."""
     overlays = {GPU: overlay} if overlay else {}
-    asked = tuple(snapshot.nodes) if candidates is None else candidates
+    requested = tuple(snapshot.nodes) if candidates is None else candidates
     return Weighed(
         pod=pod_ref(name),
         request=request,
-        decision=decide(snapshot, request, asked, policy, overlays=overlays),
+        decision=decide(snapshot, request, requested, policy, overlays=overlays),
         snapshot=snapshot,
         policy=policy,
         overlays=overlays,

@@ -19,7 +19,7 @@ class LeaseServer:
         self.lease: Object | None = None
         self.version = 0
         self.refused: dict[str, int] = {}  # status code by HTTP method
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.url = ""
 
     def edit(self, **spec: object) -> None:
@@ -32,7 +32,7 @@ class LeaseServer:
         }
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(request.method)
+        self.requested.append(request.method)
         status = self.refused.get(request.method)
         if status is not None:
             return _status(status, f'User "x" cannot {request.method} leases')

@@ -56,20 +56,20 @@ class OtherReplicas:
 
     Attributes:
         garbage: malformed answer that replicas send instead of their real one.
-        asked: received requests.
+        requested: received requests.
         hanging: replicas that answered with their list and then stopped answering.
     """
 
     clients: Mapping[str, Client | None] = field(default_factory=dict)
     garbage: bytes | None = None
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     hanging: Collection[str] = ()
 
     async def query(self, path: str) -> Mapping[str, bytes | None]:
         return {address: await self.query_one(address, path) for address in self.clients}
 
     async def query_one(self, address: str, path: str) -> bytes | None:
-        self.asked.append(path)
+        self.requested.append(path)
         client = self.clients[address]
         if client is None or (address in self.hanging and "id=" in path):
             return self.garbage

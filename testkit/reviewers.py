@@ -56,17 +56,17 @@ class Reviewers:
 
     async def review_access(self, request: web.Request) -> web.Response:
         spec = (await request.json())["spec"]
-        asked = spec["resourceAttributes"]
-        self.reviewed_rights.append((spec["user"], asked["namespace"]))
+        requested = spec["resourceAttributes"]
+        self.reviewed_rights.append((spec["user"], requested["namespace"]))
         if self.hold is not None:
             await self.hold.wait()
         if self.is_down:
             return web.json_response({"message": "out of order"}, status=503)
         is_whole = spec["groups"] == ["tenants"] and spec["extra"] == {"scope": ["a", "b"]}
         assert is_whole, "the API server judges by groups and extra, too"
-        assert (asked["verb"], asked["resource"]) == ("list", "pods")
+        assert (requested["verb"], requested["resource"]) == ("list", "pods")
         may = self.rights.get(spec["user"], set())
-        allowed = EVERYWHERE in may or asked["namespace"] in may
+        allowed = EVERYWHERE in may or requested["namespace"] in may
         return web.json_response({"status": {"allowed": allowed}}, status=201)
 
 

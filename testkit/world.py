@@ -448,14 +448,16 @@ class World:
         assert row is not None
         return float(getattr(self.fleet.snapshot().telemetry, column)[row])
 
-    def rank(self, asked: GpuRequest | None = None, nodes: Iterable[str] | None = None) -> Decision:
+    def rank(
+        self, requested: GpuRequest | None = None, nodes: Iterable[str] | None = None
+    ) -> Decision:
         """Return the current decision for a pod."""
         names = self.fleet.nodes if nodes is None else nodes
-        return self.placer.rank(asked or request(), tuple(names))
+        return self.placer.rank(requested or request(), tuple(names))
 
-    def place(self, name: str, asked: GpuRequest | None = None) -> str | None:
+    def place(self, name: str, requested: GpuRequest | None = None) -> str | None:
         """Place a pod as kube-scheduler does, by filter and prioritize; return the first choice."""
-        about, pod, names = asked or request(), pod_ref(name), tuple(self.fleet.nodes)
+        about, pod, names = requested or request(), pod_ref(name), tuple(self.fleet.nodes)
         passed = self.placer.place("filter", pod, about, names).decision
         feasible = tuple(passed.candidates[index] for index in passed.order)
         return self.placer.place("prioritize", pod, about, feasible).decision.best

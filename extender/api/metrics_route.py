@@ -96,7 +96,9 @@ class FleetCollector(Collector):
         snapshot = self._fleet.snapshot()
         states: Counter[str] = Counter()
         unhealthy: Counter[str] = Counter()
-        ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
+        requested = DeviceRequest(
+            count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds
+        )
         needs = yield from find_needs(self._fleet, self._host_pods())
         supply = Supply(
             self._fleet.nodes,
@@ -108,7 +110,7 @@ class FleetCollector(Collector):
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
             yield
-            assessment = assess(batch, ask.columns, estimates(self._fleet.policy))
+            assessment = assess(batch, requested.columns, estimates(self._fleet.policy))
             yield
             codes = state_codes(batch, assessment)
             states.update(count_states(batch, codes))

@@ -107,10 +107,10 @@ def _wanted(record: DecisionRecord, target: Target) -> str:
     free = {device.index for device in devices if device.can_land and device.index is not None}
     named, open_to = ",".join(map(str, target.devices)), ",".join(map(str, sorted(free)))
     if not free:
-        return f"it is unknown whether it gets GPU {named} as asked"
+        return f"it is unknown whether it gets the requested GPU {named}"
     if free <= set(target.devices):
-        return f"GPU {open_to} as asked"
-    return f"it asked for GPU {named}, and the kubelet chooses from GPU {open_to}"
+        return f"GPU {open_to} as requested"
+    return f"it requested GPU {named}, and the kubelet chooses from GPU {open_to}"
 
 
 def _gpus(verdict: NodeVerdict) -> str:

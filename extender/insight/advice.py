@@ -86,7 +86,7 @@ def _memory_words(requested_bytes: float, use: Use, advice: MemoryAdvice) -> str
     """Explain the difference between a pod's requested and used memory."""
     most = _gib(use.memory_most_bytes or 0.0)
     better = _gib(advice.suggested_bytes)
-    if advice.ask is MemoryVerdict.TOO_MUCH:
+    if advice.verdict is MemoryVerdict.TOO_MUCH:
         return (
             f"requests {_gib(requested_bytes)} of each GPU and never used more than {most}: "
             f"{better} would suffice, and leave room for others"

@@ -40,7 +40,7 @@ _BY_AGENT: Final = "agent"
 """Source name of a pod's memory on a shared device."""
 
 _TENTH: Final = "uses-a-tenth"
-KINDS: Final = (*(ask.value for ask in MemoryVerdict), _TENTH)
+KINDS: Final = (*(verdict.value for verdict in MemoryVerdict), _TENTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +344,7 @@ def _judge_memory(
         found.add_pod(
             PodFinding(
                 record=record,
-                kind=memory.ask.value,
+                kind=memory.verdict.value,
                 gpus=len(own),
                 use=use,
                 memory_bytes=total,

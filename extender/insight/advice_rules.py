@@ -315,11 +315,11 @@ class MemoryAdvice:
     """Advice on a pod's memory request.
 
     Attributes:
-        ask: whether the request is too high or too low.
+        verdict: whether the request is too high or too low.
         suggested_bytes: suggested memory per GPU, in whole GiB, at most the device's memory.
     """
 
-    ask: MemoryVerdict
+    verdict: MemoryVerdict
     suggested_bytes: int
 
 
@@ -342,8 +342,8 @@ def judge_memory(
     suggested = math.ceil(most_bytes * _ROOM_RATIO / GIB) * GIB
     suggested = int(max(min(suggested, total_bytes), GIB))
     if most_bytes > requested_bytes * _SHORT_RATIO:
-        return MemoryAdvice(ask=MemoryVerdict.TOO_LITTLE, suggested_bytes=suggested)
+        return MemoryAdvice(verdict=MemoryVerdict.TOO_LITTLE, suggested_bytes=suggested)
     is_far = requested_bytes >= most_bytes * FAR_RATIO and requested_bytes - most_bytes >= FAR_BYTES
     if is_far and suggested < requested_bytes:
-        return MemoryAdvice(ask=MemoryVerdict.TOO_MUCH, suggested_bytes=suggested)
+        return MemoryAdvice(verdict=MemoryVerdict.TOO_MUCH, suggested_bytes=suggested)
     return None

@@ -358,7 +358,7 @@ def _landings(part: PlacedEvidence) -> Iterator[tuple[str, _Landing]]:
     """Yield each node of the evidence with the devices on which the pod could have landed."""
     evidence = part.evidence
     batch = evidence.batch
-    assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
+    assessment = assess(batch, evidence.devices.columns, estimates(evidence.policy))
     ends = np.cumsum(batch.present.sum(axis=1))
     for at, node in enumerate(evidence.nodes):
         present = batch.present[at]

@@ -209,11 +209,13 @@ class Replay:
     @staticmethod
     def landing(logged: LoggedDecision, node: str) -> _ReplayedLanding:
         """Return the value of a node for a decision's pod, under the logged settings."""
-        resource, ask = device_requests(logged.request)[0]
+        resource, devices = device_requests(logged.request)[0]
         snapshot, pool = logged.snapshot, logged.snapshot.pools.get(resource)
         if not node or pool is None or node not in pool.row_of:
             return _ReplayedLanding(node=node, activity=None, is_idle=False)
-        inputs = EvaluationInputs(request=logged.request, ask=ask, policy=logged.policy, overlay={})
+        inputs = EvaluationInputs(
+            request=logged.request, devices=devices, policy=logged.policy, overlay={}
+        )
         rows = [(pool.row_of[node], logged.overlays.get(resource, {}))]
         evaluation = evaluate_for(inputs, batch_of(snapshot, pool, rows), snapshot.models)
         return _ReplayedLanding(

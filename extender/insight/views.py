@@ -69,8 +69,8 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
             continue
         rows = tuple(pool.rows[pool.row_of[node]] for node in here)
         batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
-        ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
-        assessment = assess(batch, ask.columns, estimates(fleet.policy))
+        requested = DeviceRequest(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
+        assessment = assess(batch, requested.columns, estimates(fleet.policy))
         words = device_states(batch, assessment)
         for index, (node, row) in enumerate(zip(here, rows, strict=True)):
             counted = assessment.peak[index].tolist()
@@ -200,7 +200,7 @@ def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float)
     if used >= limits.memory:
         return f"memory {used:.0%} is not below {limits.memory:.0%}"
     expected = (
-        f"memory that its pods asked for or are expected to use is not below {limits.memory:.0%}"
+        f"memory that its pods request or are expected to use is not below {limits.memory:.0%}"
     )
     return f"{expected}, {used:.0%} is measured"
 

@@ -47,7 +47,7 @@ class _CachedRequest:
 
     Attributes:
         at: time of the last use, or of the new pod, seconds since the epoch.
-        is_expected: whether kube-scheduler has not asked yet.
+        is_expected: whether kube-scheduler has not sent the request yet.
         entries: the last two entries. A pod never counts against itself, so prioritize needs the
             state before filter's answer, and the next pod needs the state after it.
         prepared: entry for a snapshot that is being built, else None.
@@ -179,7 +179,7 @@ class EvaluationCache:
     ) -> EvaluationInputs:
         return EvaluationInputs(
             request=request,
-            ask=dict(device_requests(request))[resource],
+            devices=dict(device_requests(request))[resource],
             policy=self._fleet.policy,
             overlay=overlays.get(resource, {}),
         )

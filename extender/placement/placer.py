@@ -133,10 +133,12 @@ class Placer:
         snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
         policy = self.policy
         evaluations: dict[str, Evaluation] = {}
-        for resource, ask in device_requests(request):
+        for resource, devices in device_requests(request):
             pool, overlay = snapshot.pools.get(resource), overlays.get(resource, {})
             if pool is not None:
-                inputs = EvaluationInputs(request=request, ask=ask, policy=policy, overlay=overlay)
+                inputs = EvaluationInputs(
+                    request=request, devices=devices, policy=policy, overlay=overlay
+                )
                 entry = yield from evaluate_in_steps(snapshot, pool, inputs)
                 evaluations[resource] = entry.evaluation
                 yield
@@ -314,7 +316,7 @@ class Placer:
             return not (request.requires_idle or request.required_models)
         after = self.fleet.leaving(candidate.node, candidate.uids)
         estimated = len(snapshot.telemetry.latest)
-        for resource, ask in device_requests(request):
+        for resource, devices in device_requests(request):
             pool, leaving = snapshot.pools.get(resource), after.get(resource)
             is_shown = pool is not None and candidate.node in pool.row_of
             # Devices that were added while the snapshot was built are in the next one.
@@ -332,7 +334,9 @@ class Placer:
                 np.zeros(1),
                 is_presumed_idle=not leaving.row.is_shared,
             )
-            inputs = EvaluationInputs(request=request, ask=ask, policy=self.policy, overlay={})
+            inputs = EvaluationInputs(
+                request=request, devices=devices, policy=self.policy, overlay={}
+            )
             evaluation = evaluate_for(inputs, batch, snapshot.models)
             if evaluation.codes[0] != Code.PASSES:
                 return False
@@ -349,13 +353,13 @@ class Placer:
         need = self.fleet.group_need(pod.uid, request, snapshot)
         if need is None or need.total is None:
             return False
-        resource, ask = device_requests(request)[0]
+        resource, devices = device_requests(request)[0]
         pool = snapshot.pools[resource]
         inputs = EvaluationInputs(
-            request=request, ask=ask, policy=self.policy, overlay=overlays.get(resource, {})
+            request=request, devices=devices, policy=self.policy, overlay=overlays.get(resource, {})
         )
         codes = self.evaluation_cache.evaluate(snapshot, pool, inputs).codes
-        return too_few(need, pool, codes, ask.count) is not None
+        return too_few(need, pool, codes, devices.count) is not None
 
     def _gather(
         self,
@@ -372,11 +376,13 @@ class Placer:
         if self._gathered is not None and self._gathered[0] == key:
             return self._gathered[1]
         evidence: list[PlacedEvidence] = []
-        for resource, ask in device_requests(request):
+        for resource, devices in device_requests(request):
             pool = snapshot.pools.get(resource)
             if pool is not None:
                 overlay = overlays.get(resource, {})
-                inputs = EvaluationInputs(request=request, ask=ask, policy=policy, overlay=overlay)
+                inputs = EvaluationInputs(
+                    request=request, devices=devices, policy=policy, overlay=overlay
+                )
                 found = gather(snapshot, pool, inputs, nodes)
                 if nearness:
                     found = replace(found, nearness=nearness)

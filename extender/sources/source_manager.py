@@ -284,7 +284,7 @@ def _reflector_settings(settings: Settings) -> ReflectorSettings:
 
 def _prometheus_state(status: PrometheusStatus) -> SourceStatus:
     """Return the status of Prometheus; a failed query is reported as an error, too."""
-    error = status.last_error or ("" if status.rounds else "not asked yet")
+    error = status.last_error or ("" if status.rounds else "no request sent yet")
     failed = status.failed_queries
     if failed and not error:
         name, reason = next(iter(failed.items()))

@@ -133,7 +133,7 @@ async def reporting(
         running.considered.append(report.sequence)
         return build(report)
 
-    pusher._digest_builder.build = consider  # type: ignore[method-assign] # to see when it is asked
+    pusher._digest_builder.build = consider  # type: ignore[method-assign] # to see when it is called
     task = asyncio.create_task(pusher.run())
     try:
         agent.look()

@@ -53,7 +53,7 @@ class Replay:
         self._has_memory_v2 = has_memory_v2
         self.now = self._times[0]
         self.end = self._times[-1]
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.instead: dict[str, Callable[..., Any]] = {}
         self._kept: list[Any] = []
         self._sampled: dict[int, float] = {}
@@ -70,7 +70,7 @@ class Replay:
         return ctypes.cast(ctypes.pointer(self._kept[-1]), pynvml.c_nvmlGpmSample_t)
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        self.asked.append(name)
+        self.requested.append(name)
         own = self.instead.get(name) or getattr(self, f"_{name}", None)
         if own is not None:
             return own(*arguments)

@@ -40,14 +40,14 @@ class Reviews:
     """Fake API server that reviews a token by its own claims, or by an answer that the test sets.
 
     Attributes:
-        asked: tokens that were reviewed.
+        requested: tokens that were reviewed.
         answers: answers by token, in place of its claims.
         pods: pods by URL path.
         is_down: whether every request is answered with 503.
         has_nodes: whether tokens are bound to nodes, and not only to pods.
     """
 
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     is_down: bool = False
@@ -56,7 +56,7 @@ class Reviews:
     async def review(self, request: web.Request) -> web.Response:
         body = await request.json()
         given = body["spec"]["token"]
-        self.asked.append(given)
+        self.requested.append(given)
         if self.is_down:
             return web.json_response({"message": "out of order"}, status=503)
         if given in self.answers:

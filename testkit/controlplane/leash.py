@@ -28,7 +28,7 @@ def main() -> None:
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        sys.exit(f"cannot run {program}: the process that asked for it is gone")
+        sys.exit(f"cannot run {program}: the process that requested it is gone")
     os.execv(program, [program, *arguments])  # noqa: S606 - no shell is wanted
 
 

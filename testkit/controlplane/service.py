@@ -167,7 +167,7 @@ class Service:
         return self.broken + self.refused + self.given_up
 
     @property
-    def asked(self) -> Endpoint:
+    def requested(self) -> Endpoint:
         """Endpoint of the newest connection."""
         if self._last is None:
             raise RuntimeError("no connection yet")

@@ -37,7 +37,7 @@ class Server:
         plots: queries of plots to a Prometheus.
         access: token check; None to require no token.
         port: port of 127.0.0.1.
-        asked: methods and paths of received requests.
+        requested: methods and paths of received requests.
         page: the page; a new one after each start.
     """
 
@@ -47,7 +47,7 @@ class Server:
     plots: Any = None
     access: Access | None = None
     port: int = field(default_factory=free_port)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -92,7 +92,7 @@ class Server:
 
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        self.asked.append(f"{request.method} {request.path}")
+        self.requested.append(f"{request.method} {request.path}")
         response: web.StreamResponse = await handler(request)
         return response
 

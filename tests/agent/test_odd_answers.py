@@ -179,7 +179,7 @@ def test_every_call_has_a_cost() -> None:
     sound = Watched()
     sound.facts()
 
-    assert set(sound.asked) == COSTS.keys() | OF_THE_SESSION
+    assert set(sound.requested) == COSTS.keys() | OF_THE_SESSION
 
 
 @pytest.mark.parametrize("name", COSTS)

@@ -310,8 +310,10 @@ class Driver(Replay):
         }
         self.calls = {**self.calls, **answers}
 
-    def _nvmlDeviceGetFieldValues(self, _: Any, asked: list[Any]) -> list[Any]:
-        return [self._field(*one) if isinstance(one, tuple) else self._field(one) for one in asked]
+    def _nvmlDeviceGetFieldValues(self, _: Any, requested: list[Any]) -> list[Any]:
+        return [
+            self._field(*one) if isinstance(one, tuple) else self._field(one) for one in requested
+        ]
 
     def _field(self, number: int, link: int = 0) -> Any:
         return SimpleNamespace(
@@ -406,12 +408,12 @@ async def test_the_same_facts_by_dcgm_and_by_nvml_give_the_same_verdict(
         *(series(name, value, **labels) for name, value in fact.dcgm.items()),
     ]
     prometheus.a_day_ago = [series(name, value, **labels) for name, value in fact.a_day_ago.items()]
-    asked = await CollectorState(prometheus.url).round(NOW)
+    requested = await CollectorState(prometheus.url).round(NOW)
 
     report = await report_of(fact)
 
     expected: object = (fact.action, fact.cause, pytest.approx(fact.stress))
-    assert reported(asked.columns) == expected, "the extender, of DCGM"
+    assert reported(requested.columns) == expected, "the extender, of DCGM"
     assert reported(columns_of(report)) == expected, "the extender, of the agent's report"
     assert by_agent(report.devices[0]) == expected, "the agent"
 

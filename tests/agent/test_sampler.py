@@ -61,12 +61,12 @@ class Kubelet:
     """A source of tenants with one pod that holds every device."""
 
     def __init__(self) -> None:
-        self.asked: tuple[DeviceUsage, ...] = ()
+        self.requested: tuple[DeviceUsage, ...] = ()
         self.holders_problem: Problem | None = None
         self.processes_problem: Problem | None = None
 
     def attribute(self, usages: tuple[DeviceUsage, ...]) -> tuple[DeviceTenants, ...]:
-        self.asked = usages
+        self.requested = usages
         tenant = Tenant(namespace="ml", pod="train-0")
         return tuple(
             DeviceTenants(allocated_to=(tenant,), used_by=use.processes, foreign=None)
@@ -219,7 +219,7 @@ async def test_hung_calls_of_all_cards_are_reported_and_do_not_fail_liveness(
     assert report.problem.code == "Hung"
     assert "a new container does not help" in report.problem.text
     assert rig.sampler.is_alive
-    assert sum(rig.sampler.hung.values()) == count, "each card is asked once"
+    assert sum(rig.sampler.hung.values()) == count, "each card is called once"
 
     rig.backend.hangs.clear()
     rig.backend.released.set()
@@ -269,7 +269,7 @@ async def test_a_hung_call_of_the_library_does_not_stop_reads_of_cards(
 
     assert rig.backend.calls[Call.POWER, "GPU-2"] == before + 1
     assert report.devices[2].problem is None
-    assert rig.backend.calls["count", ""] == 2, "it is not asked again while it hangs"
+    assert rig.backend.calls["count", ""] == 2, "a hung call is not repeated"
 
 
 async def test_xids_of_other_cards_are_watched_while_one_hangs(rig: Rig) -> None:
@@ -457,13 +457,13 @@ async def test_tenants_are_attributed_from_driver_data_and_reported(rig: Rig) ->
     report = await sampler.sample()
     sampler.close()
 
-    assert [use.device.key for use in kubelet.asked] == [
+    assert [use.device.key for use in kubelet.requested] == [
         ("GPU-0", ""),
         ("GPU-1", "5"),
         ("GPU-2", ""),
     ]
-    assert kubelet.asked[1].device.mig_uuids == ("MIG-5",)
-    assert kubelet.asked[0].memory_used_bytes == 0
+    assert kubelet.requested[1].device.mig_uuids == ("MIG-5",)
+    assert kubelet.requested[0].memory_used_bytes == 0
     assert report.devices[0].allocated_to == (Tenant(namespace="ml", pod="train-0"),)
     assert report.processes_problem == kubelet.processes_problem
 

@@ -30,13 +30,13 @@ class SampledRequest:
 
     Attributes:
         pod: resources in the pod's object.
-        asked: requested millicores and bytes of memory of other pods, and used GPUs, by node.
+        requested: requested millicores and bytes of memory of other pods, and used GPUs, by node.
         best: nodes with the highest score of the model.
         resource: the GPU resource.
     """
 
     pod: dict[str, Any]
-    asked: dict[int, tuple[int, int, int]]
+    requested: dict[int, tuple[int, int, int]]
     best: tuple[int, ...]
     resource: str
 
@@ -61,7 +61,7 @@ class Sampling(KubeScheduler):
             self.sample.append(
                 SampledRequest(
                     pod=raw["spec"]["containers"][0]["resources"],
-                    asked={
+                    requested={
                         at: (int(day.millicores[at]), int(day.host_bytes[at]), int(used[at]))
                         for at in nodes
                     },
@@ -79,7 +79,7 @@ def described(number: int, request: SampledRequest) -> tuple[list[Object], list[
     label = {LABEL: str(number)}
     offered = CARDS * (1 if request.resource == GPU else SHARED.replicas)
     nodes, pods = [], []
-    for at, (millicores, memory, used) in request.asked.items():
+    for at, (millicores, memory, used) in request.requested.items():
         name = f"request-{number}-{at}"
         item: Any = node(name, {request.resource: offered}, labels=label)
         host = {"cpu": f"{HOST.millicores}m", "memory": str(HOST.memory_bytes)}

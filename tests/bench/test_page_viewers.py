@@ -47,7 +47,7 @@ async def test_simulated_pages_send_the_requests_of_real_ones(browser: Browser) 
     world.add({"a": [IDLE] * 3, "b": [IDLE]})
     await decide(world, "asker", "a", "b")
     queries = ("", "?node=a&gpu=0", "?view=decisions", "?view=pending", "?view=holders")
-    asked: dict[str, set[str]] = {}
+    requested: dict[str, set[str]] = {}
     async with serving(world) as server:
         for query in queries:
             async with looking(browser, server, query) as (page, _):
@@ -56,27 +56,27 @@ async def test_simulated_pages_send_the_requests_of_real_ones(browser: Browser) 
                     await expect(page.locator(".reason").first).not_to_be_empty()
                 if "node" in query:
                     await expect(page.locator(".plots")).to_be_visible()
-        asked["real"] = _paths(server)
-        server.asked.clear()
+        requested["real"] = _paths(server)
+        server.requested.clear()
 
         def look() -> PageTraffic:
             with pages(server.url, len(VIEWS)) as traffic:
                 deadline = time.monotonic() + 20
-                while not asked["real"] <= _paths(server) and time.monotonic() < deadline:
+                while not requested["real"] <= _paths(server) and time.monotonic() < deadline:
                     time.sleep(0.05)
             return traffic
 
         traffic = await asyncio.to_thread(look)
-        asked["ours"] = _paths(server)
+        requested["ours"] = _paths(server)
 
-    assert asked["ours"] == asked["real"]
+    assert requested["ours"] == requested["real"]
     assert {path.split("/")[0] for path in traffic.requests} >= {"page", "holders", "pending"}
     assert traffic.failures == 0
 
 
 def _paths(server: Server) -> set[str]:
     """Return the requested paths of the API."""
-    return {path for path in server.asked if path.startswith("GET /v1/")}
+    return {path for path in server.requested if path.startswith("GET /v1/")}
 
 
 def test_an_extender_that_is_not_there_is_said() -> None:

@@ -53,10 +53,10 @@ def with_token(request: bytes, text: str) -> bytes:
 
 async def agents_request() -> bytes:
     """Return the request of this checkout's agent."""
-    asked: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    requested: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set_result(await reader.readuntil(HEAD_ENDS))
+        requested.set_result(await reader.readuntil(HEAD_ENDS))
         writer.close()
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
@@ -64,7 +64,7 @@ async def agents_request() -> bytes:
         address = server.sockets[0].getsockname()
         with contextlib.suppress(ConnectionError):
             await open_stream(address, SERVICE, Token(text=PLACEHOLDER.decode()))
-        return await asked
+        return await requested
 
 
 async def granted_and_ended(server: ReportServer, request: bytes) -> tuple[bytes, bytes]:

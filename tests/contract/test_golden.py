@@ -63,8 +63,8 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 async def test_filter_answers_in_the_form_and_order_of_the_request(
     client: Client, form: str
 ) -> None:
-    asked = nodes_of(f"filter-{form}")
-    dead = sorted(asked)[1]
+    requested = nodes_of(f"filter-{form}")
+    dead = sorted(requested)[1]
 
     answer = await post(client, "filter", read(f"filter-{form}"))
 
@@ -75,20 +75,20 @@ async def test_filter_answers_in_the_form_and_order_of_the_request(
         assert answer["Nodes"]["items"] == [
             node for node in sent if node["metadata"]["name"] != dead
         ]
-    assert kept == [node for node in asked if node != dead]
+    assert kept == [node for node in requested if node != dead]
     assert answer["FailedAndUnresolvableNodes"] == {dead: "node(s) had too few working GPUs"}
     assert answer["Error"] == ""
 
 
 @pytest.mark.parametrize("form", ["names", "objects"])
 async def test_prioritize_scores_the_idle_node_highest(client: Client, form: str) -> None:
-    asked = nodes_of(f"prioritize-{form}")
+    requested = nodes_of(f"prioritize-{form}")
 
     answer = await post(client, "prioritize", read(f"prioritize-{form}"))
 
     scores = {entry["Host"]: entry["Score"] for entry in answer}
-    assert list(scores) == asked
-    assert scores[min(asked)] == 400
+    assert list(scores) == requested
+    assert scores[min(requested)] == 400
     assert sorted(scores.values()).count(400) == 1
 
 

@@ -136,7 +136,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
               {"{{reason}}": rate("idlegpu_rejections_total", "reason")}),
         graph("Candidate nodes, and feasible nodes", "Median of each request.",
               {
-                  "{{verb}}: asked about": quantile(0.5, "idlegpu_candidates", "verb"),
+                  "{{verb}}: candidates": quantile(0.5, "idlegpu_candidates", "verb"),
                   "feasible": quantile(0.5, "idlegpu_feasible", ""),
               }),
     ),

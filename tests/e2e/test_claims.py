@@ -95,11 +95,11 @@ async def test_a_pod_is_judged_by_the_gpus_that_claims_leave(world: World) -> No
     world.fleet.set_foreign(left, 0, FOREIGN)
     await world.wait_state(left, 0, "foreign")
 
-    asked = pod("asked")
-    assert await world.place(asked) == right
-    (decision, *_) = await world.decisions(asked)
+    requested = pod("asked")
+    assert await world.place(requested) == right
+    (decision, *_) = await world.decisions(requested)
     assert decision["nodes"][left]["rejection"] == OUTSIDE
-    assert await allocated(world, asked) == "gpu-0"
+    assert await allocated(world, requested) == "gpu-0"
     await held(world, right, 0, "asked")
     await held(world, right, 1)
     report = (await by_url(world).run("doctor", "-o", "json")).json

@@ -212,7 +212,7 @@ async def test_one_gpu_of_fit_outweighs_least_allocated(world: World, cards: int
 
 
 @pytest.mark.parametrize(
-    ("burden", "asked"),
+    ("burden", "requested"),
     [
         pytest.param(MOST_OF_HOST, {"cpu": "16"}, id="cpu"),
         pytest.param(
@@ -221,13 +221,13 @@ async def test_one_gpu_of_fit_outweighs_least_allocated(world: World, cards: int
     ],
 )
 async def test_gpus_that_their_node_cannot_serve_are_no_room(
-    world: World, burden: dict[str, str], asked: dict[str, str]
+    world: World, burden: dict[str, str], requested: dict[str, str]
 ) -> None:
     short, roomy = world.add("z-short", 8), world.add("a-roomy", 4)
     await world.start()
     await world.fill_host(short, requests=burden)  # leaves room for one such pod
     item = pod("hungry")
-    item["spec"]["containers"][0]["resources"]["requests"] = {**asked, GPU: "1"}
+    item["spec"]["containers"][0]["resources"]["requests"] = {**requested, GPU: "1"}
 
     assert await world.place(item) == short
     assert await world.place(pod("stock")) == roomy

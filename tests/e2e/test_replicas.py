@@ -37,10 +37,10 @@ async def two_replicas(world: World) -> AsyncIterator[Service]:
         "peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]},
         "drain_seconds": DRAIN_SECONDS,
     }
-    asked = {"urlPrefix": f"{scheme}://{service.address}", "ignorable": False}
+    requested = {"urlPrefix": f"{scheme}://{service.address}", "ignorable": False}
     try:
         async with serving(service):
-            await world.start(settings, extender=asked)
+            await world.start(settings, extender=requested)
             await second.ensure(services.extender.settings)
 
             async def are_ready() -> bool:
@@ -109,7 +109,7 @@ async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World)
         ended = list[str]()
 
         async def node_index() -> None:
-            endpoint = service.asked  # the replica to which kube-scheduler has a connection
+            endpoint = service.requested  # the replica to which kube-scheduler has a connection
             await service.delete(endpoint, GRACE_SECONDS)
             ended.append(endpoint.server.process.describe())
 
@@ -131,7 +131,7 @@ async def test_killed_replica_loses_only_calls_in_flight(
         request_tracker = list[int]()
 
         async def die() -> None:
-            endpoint = service.asked
+            endpoint = service.requested
             process = endpoint.server.process
             process.pause()
 

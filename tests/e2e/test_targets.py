@@ -20,7 +20,7 @@ async def test_a_pod_goes_to_the_node_that_it_names_and_nowhere_else(world: Worl
 
     first = pod("first", gpus=2, annotations=target(f"{wanted}::0,1"))
     assert await world.place(first) == wanted
-    assert "GPU 0,1 as asked" in await world.describe(first, "GPU placement: ")
+    assert "GPU 0,1 as requested" in await world.describe(first, "GPU placement: ")
 
     second = pod("second", annotations=target(wanted))
     await world.client.create(second)

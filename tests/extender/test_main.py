@@ -203,7 +203,7 @@ def test_a_signal_ends_the_service_with_status_0(kubeconfig: Path, ending: signa
     assert "Traceback" not in written + rest
 
 
-def asked(url: str, body: object = None) -> tuple[int, str, dict[str, object]]:
+def requested(url: str, body: object = None) -> tuple[int, str, dict[str, object]]:
     """Send a request; return status, connection header, and answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data)
@@ -230,9 +230,9 @@ def test_after_sigterm_requests_are_answered_for_a_while(kubeconfig: Path, *, hu
         next(line for line in process.stdout if '"event":"draining"' in line)
 
         request = {"Pod": {"metadata": {"name": "late"}}, "NodeNames": ["a"]}
-        status, connection, answer = asked(f"{url}/filter", request)
+        status, connection, answer = requested(f"{url}/filter", request)
         assert (status, connection.lower(), answer["NodeNames"]) == (200, "close", ["a"])
-        status, _, health = asked(f"{url}/readyz")
+        status, _, health = requested(f"{url}/readyz")
         assert (status, health["status"]) == (503, "ending")
 
         if hurry:

@@ -51,9 +51,9 @@ async def until_received_for(seconds: float, *replicas: Replica) -> None:
 
 
 async def test_pod_placed_by_one_replica_counts_at_all_others() -> None:
-    async with running(3) as (cluster, (asked, *others)):
+    async with running(3) as (cluster, (requested, *others)):
         pod = cluster.control.create_pod(pod_object("a"))
-        node = await asked.choose(pod)
+        node = await requested.choose(pod)
 
         for other in others:
             await other.until_assumed(pod, node)
@@ -112,9 +112,9 @@ async def test_burst_with_alternating_replicas_is_spread() -> None:
 
 
 async def test_a_binding_ends_an_assumption_from_another_replicas_report() -> None:
-    async with running(2) as (cluster, (asked, other)):
+    async with running(2) as (cluster, (requested, other)):
         pod = cluster.control.create_pod(pod_object("a"))
-        node = await asked.choose(pod)
+        node = await requested.choose(pod)
         await other.until_assumed(pod)
         cluster.control.bind("default", "a", node)
 
@@ -159,10 +159,10 @@ async def test_restarted_replica_receives_all_records_again() -> None:
 
 async def test_replica_that_hangs_delays_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_SECONDS", 60.0)
-    asked, given_up = asyncio.Event(), asyncio.Event()
+    requested, given_up = asyncio.Event(), asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:
-        asked.set()
+        requested.set()
         try:
             await asyncio.sleep(3600)
         finally:
@@ -177,7 +177,7 @@ async def test_replica_that_hangs_delays_no_answer(monkeypatch: pytest.MonkeyPat
         host, port = replicas.addresses[1].split(":")
         await web.TCPSite(runner, host, int(port)).start()
         async with replicas.start(0) as first:
-            await asked.wait()
+            await requested.wait()
             pods = [replicas.cluster.control.create_pod(pod_object(f"p{n}")) for n in range(20)]
             async with asyncio.timeout(DEADLINE_SECONDS):
                 for pod in pods:
@@ -225,8 +225,8 @@ async def test_own_message_is_answered_and_not_taken() -> None:
     async with described(1) as replicas, replicas.start(0) as first:
         assert first.extender.peers is not None
         own = first.extender.peers.instance
-        asked = {"verb": "filter", "uid": "u", "age_seconds": 0.0}
-        message = {"version": 1, "instance": own, "asked": [asked]}
+        requested = {"verb": "filter", "uid": "u", "age_seconds": 0.0}
+        message = {"version": 1, "instance": own, "asked": [requested]}
         async with first.session.post(f"{first.url}{PATH}", json=message, headers=PROOF) as answer:
             body = await answer.json()
 

@@ -71,12 +71,12 @@ def _json(document: object) -> bytes:
 def _requests(verb: str) -> list[bytes]:
     golden = [path.read_bytes() for path in sorted(GOLDEN.glob(f"{verb}-*.json"))]
     if verb == "preempt":
-        asked: list[object] = [{"Pod": pod(), **meta("busy")}]
+        requested: list[object] = [{"Pod": pod(), **meta("busy")}]
     else:
         nodes = ("idle", "busy", "gpu-node-0", "unknown")
-        asked = [names_request(*nodes), objects_request(*nodes)]
-        asked += [names_request(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
-    made = [_json(request) for request in asked]
+        requested = [names_request(*nodes), objects_request(*nodes)]
+        requested += [names_request(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
+    made = [_json(request) for request in requested]
     odd = [body.replace(b'"main"', b"[" * 200 + b"]" * 200) for body in made]
     return [*made, *odd, *(body.swapcase() for body in made), *golden]
 

@@ -217,8 +217,8 @@ async def test_group_tried_on_each_rack_counts_only_where_it_goes(
     await world.client.create_all(pods)
 
     assert set(await world.bound(pods)) <= set(racks["b"])
-    asked = [each["candidates"] for item in pods for each in await world.decisions(item)]
-    assert max(asked) == len(racks["b"])  # one rack at a time
+    requested = [each["candidates"] for item in pods for each in await world.decisions(item)]
+    assert max(requested) == len(racks["b"])  # one rack at a time
 
     more = await group(world, "waiting", 3, topology=topology)
     await world.client.create_all(more)
@@ -240,5 +240,5 @@ async def test_group_evicts_no_more_than_it_needs_without_the_preempt_verb(
 
     assert set(await world.bound(pods)) == set(nodes)
     assert await world.count_bound(tenants) == 1
-    asked = {each["verb"] for item in pods for each in await world.decisions(item)}
-    assert asked == {"filter", "prioritize"}
+    requested = {each["verb"] for item in pods for each in await world.decisions(item)}
+    assert requested == {"filter", "prioritize"}

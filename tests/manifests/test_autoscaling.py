@@ -113,8 +113,8 @@ async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
         left = await placed(world, {one, two} - {node})
         # The preempted placeholder is recreated, and waits for a node: an autoscaler would add one.
         assert set(left) - set(warm)
-        asked = await world.decisions(urgent)
-        assert asked, "idlegpu was not asked"
+        requested = await world.decisions(urgent)
+        assert requested, "idlegpu got no request"
         await plane.kubectl(CLOCK, *scale_arguments("evening"))
         await none_left(world)
         with pytest.raises(RuntimeError, match="forbidden"):

@@ -131,8 +131,8 @@ def test_pods_mount_the_secrets_where_their_settings_look(secrets: Secrets) -> N
     assert all(data.keys() == KEYS for data in secrets.values())
     configured = {settings.cert_file, settings.key_file, settings.client_ca_file}
     assert configured == {extender / key for key in KEYS}
-    asked = tls_of("second-scheduler/kube-scheduler.yaml")
-    assert {Path(asked[name]) for name in ("certFile", "keyFile", "caFile")} == {
+    requested = tls_of("second-scheduler/kube-scheduler.yaml")
+    assert {Path(requested[name]) for name in ("certFile", "keyFile", "caFile")} == {
         scheduler / key for key in KEYS
     }
 

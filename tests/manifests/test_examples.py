@@ -180,9 +180,9 @@ async def test_each_example_is_placed_where_it_says(world: World) -> None:
         elsewhere = {name: where - EXPECTED[name] for name, where in found.items()}
         assert {name: where for name, where in elsewhere.items() if where} == {}
         decided = await world.services.extender.get("/v1/decisions", {"limit": "1000"})
-        asked = {decision["pod"].partition("/")[2] for decision in decided["decisions"]}
+        requested = {decision["pod"].partition("/")[2] for decision in decided["decisions"]}
         assert {
-            name for name in EXPECTED if not any(pod.startswith(name) for pod in asked)
+            name for name in EXPECTED if not any(pod.startswith(name) for pod in requested)
         } == set()
 
         await scale_over_shares(world, prefix)

@@ -146,13 +146,13 @@ def image_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_the_second_scheduler_has_the_api_servers_version(control_plane: ControlPlane) -> None:
-    asked = run(RENDER, "r", "second-scheduler", kubeconfig=control_plane.kubeconfig())
+    requested = run(RENDER, "r", "second-scheduler", kubeconfig=control_plane.kubeconfig())
     given = run(
         RENDER, "r", "second-scheduler", KUBE_VERSION="v1.35.1", KUBE_REGISTRY="r.example.com/kube"
     )
     unknown = run(RENDER, "r", "second-scheduler")
 
-    assert image_of(asked) == f"registry.k8s.io/kube-scheduler:{KUBERNETES_VERSION}"
+    assert image_of(requested) == f"registry.k8s.io/kube-scheduler:{KUBERNETES_VERSION}"
     assert image_of(given) == "r.example.com/kube/kube-scheduler:v1.35.1"
     assert unknown.returncode == 1
     assert "set KUBE_VERSION to the API server's version" in unknown.stderr

@@ -202,8 +202,8 @@ async def test_the_first_places_mig_pods_as_the_extender_says(
         await installation.admin.create(pod("no-gpu", 0))
         await installation.admin.wait_bound(pod("no-gpu", 0))
 
-        asked = [json.loads(body)["Pod"]["metadata"]["name"] for body in stub.bodies["filter"]]
-        assert asked == [SECOND, "default-scheduler"]
+        requested = [json.loads(body)["Pod"]["metadata"]["name"] for body in stub.bodies["filter"]]
+        assert requested == [SECOND, "default-scheduler"]
 
 
 async def test_second_scheduler_places_pods_with_its_rights(
@@ -224,10 +224,10 @@ async def test_second_scheduler_places_pods_with_its_rights(
     assert "untolerated taint" in message
     assert "didn't match scheduler-enforced node affinity" in message
     assert not (await installation.admin.get(elsewhere))["spec"].get("nodeName")
-    asked = {
+    requested = {
         json.loads(body)["Pod"]["metadata"]["name"] for body in second_scheduler.bodies["filter"]
     }
-    assert "elsewhere" not in asked
+    assert "elsewhere" not in requested
     held = await installation.admin.request("GET", LEASE)
     assert held["spec"]["holderIdentity"]
     assert [event["reason"] for event in await installation.admin.events(mine)] == ["Scheduled"]

@@ -161,10 +161,10 @@ def test_a_shell_and_its_worker_count_as_one_worker() -> None:
     shell, worker = process(2), process(3)
     leases = ask((), 0, shell, devices(2)).leases
 
-    asked = ask(leases, 0, worker, devices(2), kin=frozenset({shell}))
+    requested = ask(leases, 0, worker, devices(2), kin=frozenset({shell}))
 
-    assert asked.device.index == 0
-    assert [lease.holder for lease in asked.leases] == [worker]
+    assert requested.device.index == 0
+    assert [lease.holder for lease in requested.leases] == [worker]
 
 
 def test_two_running_workers_with_one_number_are_two_workers() -> None:

@@ -26,14 +26,14 @@ def interpreters() -> dict[int, str]:
     candidates += filter(None, (shutil.which(f"python3.{minor}") for minor in range(30)))
     found: dict[int, str] = {}
     for path in candidates:
-        asked = subprocess.run(
+        requested = subprocess.run(
             [path, "-c", "import sys; print(sys.version_info.minor)"],
             capture_output=True,
             text=True,
             check=False,
         )
-        if asked.returncode == 0 and int(asked.stdout) >= int(LEAST):
-            found.setdefault(int(asked.stdout), path)
+        if requested.returncode == 0 and int(requested.stdout) >= int(LEAST):
+            found.setdefault(int(requested.stdout), path)
     return found
 
 

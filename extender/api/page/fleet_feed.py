@@ -182,8 +182,8 @@ def _note(looks: _DeviceStates, places: Rows, batch: Batch, policy: Policy) -> N
         batch: the rows.
         policy: the settings.
     """
-    ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
-    assessment = assess(batch, ask.columns, estimates(policy))
+    requested = DeviceRequest(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
+    assessment = assess(batch, requested.columns, estimates(policy))
     is_there = places >= 0
     at = places[is_there]
     telemetry = batch.telemetry

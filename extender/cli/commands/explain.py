@@ -71,7 +71,7 @@ def _render(
     if listed or answer.others or refused:
         parts += [Text(""), _nodes(answer, limit, refused), _left(answer, limit)]
     parts += [*_reasons("refused by idlegpu", answer.rejected)]
-    parts += [*_reasons("not asked about", answer.closed)]
+    parts += [*_reasons("not candidates", answer.closed)]
     for verdict in _detailed(answer, node, is_wide=is_wide):
         parts += [Text(""), *_detail(verdict, client, has_scores=has_scores)]
     if node is not None and (why := _why_no_detail(answer, node)):

@@ -86,29 +86,29 @@ class DeviceRequests:
     thresholds: Thresholds | None = None
 
     @classmethod
-    def of_all(cls, ask: DeviceRequest) -> "DeviceRequests":
+    def of_all(cls, requested: DeviceRequest) -> "DeviceRequests":
         """Return one pod's request as a single row that applies to every node."""
-        return replace(cls.joined([ask], [1]), thresholds=ask.thresholds)
+        return replace(cls.joined([requested], [1]), thresholds=requested.thresholds)
 
     @classmethod
-    def joined(cls, asks: Sequence[DeviceRequest], lengths: Sequence[int]) -> "DeviceRequests":
+    def joined(cls, requests: Sequence[DeviceRequest], lengths: Sequence[int]) -> "DeviceRequests":
         """Concatenate the requests of several pods, each repeated for its number of nodes."""
 
         def column(values: Iterable[float]) -> Ratios:
-            return np.repeat(np.fromiter(values, np.float64, len(asks)), lengths)[:, None]
+            return np.repeat(np.fromiter(values, np.float64, len(requests)), lengths)[:, None]
 
         def counts(values: Iterable[int]) -> Rows:
-            return np.repeat(np.fromiter(values, np.intp, len(asks)), lengths)
+            return np.repeat(np.fromiter(values, np.intp, len(requests)), lengths)
 
         return cls(
-            count=counts(ask.count for ask in asks),
-            pod=counts(range(len(asks))),
-            containers=tuple(ask.containers for ask in asks),
-            memory_bytes=column(ask.memory_bytes for ask in asks),
-            memory_share=column(ask.memory_share for ask in asks),
-            likely_bytes=column(ask.memory_bytes or ask.expected_bytes for ask in asks),
-            utilization=column(ask.thresholds.utilization for ask in asks),
-            memory=column(ask.thresholds.memory for ask in asks),
+            count=counts(one.count for one in requests),
+            pod=counts(range(len(requests))),
+            containers=tuple(one.containers for one in requests),
+            memory_bytes=column(one.memory_bytes for one in requests),
+            memory_share=column(one.memory_share for one in requests),
+            likely_bytes=column(one.memory_bytes or one.expected_bytes for one in requests),
+            utilization=column(one.thresholds.utilization for one in requests),
+            memory=column(one.thresholds.memory for one in requests),
         )
 
     def grounds(self, estimates: "Estimates") -> "Grounds | None":
@@ -199,14 +199,14 @@ class Assessment:
     grounds: Grounds | None = None
 
 
-def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessment:
+def assess(batch: Batch, requested: DeviceRequests, estimates: Estimates) -> Assessment:
     """Assess the devices of each node for the pods that ask for them."""
-    grounds = asks.grounds(estimates)
-    room, load, reach = finish(_shared(batch, asks, estimates, grounds))
+    grounds = requested.grounds(estimates)
+    room, load, reach = finish(_shared(batch, requested, estimates, grounds))
     landing = reach.landing
-    requested_bytes = _requested_bytes(batch, asks, landing)
+    requested_bytes = _requested_bytes(batch, requested, landing)
     fits = reach.is_clean & (room.free_bytes >= requested_bytes)
-    room_share = _room_share(room.likely_free_bytes, _likely_bytes(batch, asks, room), fits)
+    room_share = _room_share(room.likely_free_bytes, _likely_bytes(batch, requested, room), fits)
     holds = room_share >= 1.0
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
@@ -243,26 +243,26 @@ def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessme
     )
 
 
-def assess_in_steps(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Steps[None]:
+def assess_in_steps(batch: Batch, requested: DeviceRequests, estimates: Estimates) -> Steps[None]:
     """Precompute in steps the parts of `assess` that one pod's request shares with other requests.
 
-    The results go to `batch.shared_results`. Takes the arguments of `assess`; `asks` must be of one
-    pod.
+    The results go to `batch.shared_results`. Takes the arguments of `assess`; `requested` must
+    be of one pod.
     """
-    yield from _shared(batch, asks, estimates, asks.grounds(estimates))
+    yield from _shared(batch, requested, estimates, requested.grounds(estimates))
 
 
 def _shared(
-    batch: Batch, asks: DeviceRequests, estimates: Estimates, grounds: Grounds | None
+    batch: Batch, requested: DeviceRequests, estimates: Estimates, grounds: Grounds | None
 ) -> Steps[tuple["_Room", "_Load", "_Reach"]]:
     results = batch.shared_results
     room = results.get(grounds and ("room", grounds[0]), lambda: _room(batch, estimates))
     yield
     load = results.get(
-        grounds and ("load", grounds[:2]), lambda: _load(batch, asks, estimates, room)
+        grounds and ("load", grounds[:2]), lambda: _load(batch, requested, estimates, room)
     )
     yield
-    reach = results.get(grounds and ("reach", grounds[2]), lambda: _reach(batch, asks.count))
+    reach = results.get(grounds and ("reach", grounds[2]), lambda: _reach(batch, requested.count))
     return room, load, reach
 
 
@@ -342,7 +342,7 @@ class _Load:
     is_idle: Flags
 
 
-def _load(batch: Batch, asks: DeviceRequests, estimates: Estimates, room: _Room) -> _Load:
+def _load(batch: Batch, requested: DeviceRequests, estimates: Estimates, room: _Room) -> _Load:
     telemetry = batch.telemetry
     added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
     # Tenants that are still loading count with at least the estimated utilization.
@@ -353,13 +353,15 @@ def _load(batch: Batch, asks: DeviceRequests, estimates: Estimates, room: _Room)
         added=least + added,
         promised=room.promised,
     )
-    idle_chance, is_idle = _idleness(batch, estimate, asks.utilization, asks.memory)
+    idle_chance, is_idle = _idleness(batch, estimate, requested.utilization, requested.memory)
     left_chance = idle_chance
     if batch.is_shared.any():
         part = np.where(batch.is_shared, STILL_SHARED, 0.0)[:, None]
-        limits = (limit + part * (1.0 - limit) for limit in (asks.utilization, asks.memory))
+        limits = (
+            limit + part * (1.0 - limit) for limit in (requested.utilization, requested.memory)
+        )
         left_chance, _ = _idleness(batch, estimate, *limits)
-    limit, neutral = asks.utilization, 1.0 - asks.memory
+    limit, neutral = requested.utilization, 1.0 - requested.memory
     # Estimates have no age: only measured values fade.
     activity, filling = telemetry.freshness, telemetry.memory_freshness
     if telemetry.presumed.any():
@@ -451,33 +453,33 @@ def _idleness(
     return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
 
 
-def _requested_bytes(batch: Batch, asks: DeviceRequests, landing: Landing) -> Ratios:
+def _requested_bytes(batch: Batch, requested: DeviceRequests, landing: Landing) -> Ratios:
     """Return the memory that a pod asks for per device, once per share that it gets of that device.
 
     Under MPS each share has its own cap, so shares do not add up there.
     """
-    each = _declared_bytes(batch, asks)
-    if (asks.count <= 1).all():
+    each = _declared_bytes(batch, requested)
+    if (requested.count <= 1).all():
         return each
-    shares = -(-asks.count // np.maximum(landing.size, 1))
+    shares = -(-requested.count // np.maximum(landing.size, 1))
     is_capped = batch.is_mps | ~batch.is_shared
     return each * np.where(is_capped, 1, shares)[:, None]
 
 
-def _declared_bytes(batch: Batch, asks: DeviceRequests) -> Ratios:
+def _declared_bytes(batch: Batch, requested: DeviceRequests) -> Ratios:
     """Return the memory that a pod asks for per share, with shares of the node's largest card."""
-    if not asks.memory_share.any():
-        return asks.memory_bytes
+    if not requested.memory_share.any():
+        return requested.memory_bytes
     total = batch.telemetry.memory_total_bytes.max(axis=1, initial=0.0)[:, None]
-    declared: Ratios = np.maximum(asks.memory_bytes, asks.memory_share * total)
+    declared: Ratios = np.maximum(requested.memory_bytes, requested.memory_share * total)
     return declared
 
 
-def _likely_bytes(batch: Batch, asks: DeviceRequests, room: _Room) -> Ratios:
+def _likely_bytes(batch: Batch, requested: DeviceRequests, room: _Room) -> Ratios:
     """Return the memory that a pod will likely use per device."""
-    likely = asks.likely_bytes
-    if asks.memory_share.any():
-        likely = np.where(asks.memory_share > 0, _declared_bytes(batch, asks), likely)
+    likely = requested.likely_bytes
+    if requested.memory_share.any():
+        likely = np.where(requested.memory_share > 0, _declared_bytes(batch, requested), likely)
     if not np.isnan(likely).any():
         return likely
     share_bytes = batch.telemetry.memory_total_bytes / batch.replicas[:, None]

@@ -217,13 +217,13 @@ def decide(
     candidates = snapshot.node_index.number(candidates)
     grouping: _Grouping | None = None
     tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
-    for resource, ask in device_requests(request):
+    for resource, devices in device_requests(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
             tally.add_unknown()
             continue
         inputs = EvaluationInputs(
-            request=request, ask=ask, policy=policy, overlay=overlays.get(resource, {})
+            request=request, devices=devices, policy=policy, overlay=overlays.get(resource, {})
         )
         evaluation = evaluate(snapshot, pool, inputs)
         evaluation = avoid(evaluation, snapshot, pool, inputs)
@@ -350,7 +350,7 @@ class _Grouping:
         need, inputs = self.need, self.inputs
         holds = None
         if self.rows.min(initial=0) >= 0:
-            holds = too_few(need, self.pool, self.codes, inputs.ask.count)
+            holds = too_few(need, self.pool, self.codes, inputs.devices.count)
         fit = fit_group(need, self.pool, self.rows, codes, inputs)
         return replace(fit, too_few=holds)
 

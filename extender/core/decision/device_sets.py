@@ -48,7 +48,7 @@ def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
     return found
 
 
-def is_misaligned(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> Flags:
+def is_misaligned(batch: Batch, requested: DeviceRequests, assessment: Assessment) -> Flags:
     """Return per node whether the kubelet would reject the pod because of its devices' NUMA nodes.
 
     Only devices that certainly are allocated or withdrawn count as not free. No pod is rejected for
@@ -61,8 +61,11 @@ def is_misaligned(batch: Batch, asks: DeviceRequests, assessment: Assessment) ->
     found &= (free & ~np.bitwise_or.reduce(batch.numa, axis=1)) == 0
     is_by_pod = (batch.alignment & Alignment.BY_POD) != 0
     is_restricted = (batch.alignment & Alignment.RESTRICTED) != 0
-    pods, counts = np.broadcast_to(asks.pod, len(found)), np.broadcast_to(asks.count, len(found))
-    for pod, containers in enumerate(asks.containers):
+    pods, counts = (
+        np.broadcast_to(requested.pod, len(found)),
+        np.broadcast_to(requested.count, len(found)),
+    )
+    for pod, containers in enumerate(requested.containers):
         is_pods = found & (pods == pod)
         for is_whole in (False, True):
             at = np.flatnonzero(is_pods & (is_by_pod == is_whole))

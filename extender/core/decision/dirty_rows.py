@@ -148,7 +148,7 @@ def evaluate_in_steps(
 ) -> Steps[CacheEntry]:
     """Evaluate a whole pool in steps; the parts that requests share come first."""
     batch = count_freed(pool.batch)
-    yield from assess_in_steps(batch, inputs.ask.columns, estimates(inputs.policy))
+    yield from assess_in_steps(batch, inputs.devices.columns, estimates(inputs.policy))
     as_written = yield from evaluate_for_in_steps(inputs, pool.batch, snapshot.models, pool.seen)
     yield
     assumed = {pool.row_of[node] for node in inputs.overlay if node in pool.row_of}

@@ -213,7 +213,7 @@ class Wants:
     """Requests of pods as columns: one row per node of a batch.
 
     Attributes:
-        asks: device requests.
+        devices: device requests.
         strategy: order among nodes of equal certainty, as a number of `scoring.KINDS`.
         requires_idle: whether the pod waits for devices known to be idle.
         model: rank of the node's model in the pod's list, `PLACES` for the first.
@@ -222,7 +222,7 @@ class Wants:
         weighs_price: whether the price of a node counts for the pod.
     """
 
-    asks: DeviceRequests
+    devices: DeviceRequests
     strategy: Rows
     requires_idle: Flags
     model: Rows
@@ -235,7 +235,7 @@ class Wants:
         """Return one pod's request for every node of a batch."""
         request = inputs.request
         return cls(
-            asks=inputs.ask.columns,
+            devices=inputs.devices.columns,
             strategy=np.array([KINDS[request.strategy]]),
             requires_idle=np.array([request.requires_idle]),
             model=model_places(models, request.preferred_models)[batch.model_id],
@@ -268,7 +268,7 @@ class Wants:
             return np.repeat(np.fromiter(values, np.intp, len(all_inputs)), lengths)
 
         return cls(
-            asks=DeviceRequests.joined([inputs.ask for inputs in all_inputs], lengths),
+            devices=DeviceRequests.joined([inputs.devices for inputs in all_inputs], lengths),
             strategy=column(KINDS[request.strategy] for request in requests),
             requires_idle=column(request.requires_idle for request in requests) > 0,
             model=np.concatenate(list(map(np.take, preferred, model_ids))),
@@ -297,14 +297,14 @@ def evaluate_batch_in_steps(
         others: requests of other pods; a placement should leave room for them.
     """
     batch = count_freed(batch)
-    assessment = assess(batch, wants.asks, estimates(policy))
+    assessment = assess(batch, wants.devices, estimates(policy))
     lost = yield from stranded_by_in_steps(batch, assessment, wants, others)
     scores, bands = score(
         batch,
         assessment,
         wants.strategy,
         wants.model,
-        wants.hosts.spare_devices(batch, wants.asks.count),
+        wants.hosts.spare_devices(batch, wants.devices.count),
         policy.weights,
         cheapness=cheapness(batch, policy, wants.weighs_price),
         stranded=lost,
@@ -312,7 +312,7 @@ def evaluate_batch_in_steps(
     return Evaluation(
         codes=reject(
             batch,
-            wants.asks,
+            wants.devices,
             assessment,
             requires_idle=wants.requires_idle,
             is_wrong_model=wants.is_wrong_model,
@@ -334,8 +334,8 @@ def stranded_by_in_steps(
             batch,
             others.seen,
             others.models,
-            count=wants.asks.count,
-            memory_bytes=wants.asks.memory_bytes,
+            count=wants.devices.count,
+            memory_bytes=wants.devices.memory_bytes,
             free_bytes=assessment.free_bytes,
             hosts=wants.hosts,
         )
@@ -418,13 +418,13 @@ class EvaluationInputs:
 
     Attributes:
         request: the pod's whole request.
-        ask: the part for the pool's resource.
+        devices: the part for the pool's resource.
         policy: the settings of the decision.
         overlay: tentative tenants, without the pod itself.
     """
 
     request: GpuRequest
-    ask: DeviceRequest
+    devices: DeviceRequest
     policy: Policy
     overlay: Overlay
 
@@ -505,7 +505,7 @@ def evaluate_after(
     if leaving is None or max(leaving.row.slots, default=0) >= len(snapshot.telemetry.latest):
         return None
     free = row.allocatable - row.held - sum(tenant.count for tenant in tenants)
-    if not row.is_shared and free >= inputs.ask.count:
+    if not row.is_shared and free >= inputs.devices.count:
         leaving = leaving.of_ended(row)
     batch = batch_after(
         leaving,

@@ -72,7 +72,7 @@ RELATIVE_CODES: Final = (Code.BUSY, Code.NOT_TARGET, Code.DEARER, Code.GROUP_TOO
 
 def reject(
     batch: Batch,
-    asks: DeviceRequests,
+    requested: DeviceRequests,
     assessment: Assessment,
     *,
     requires_idle: Flags,
@@ -89,10 +89,10 @@ def reject(
         (Code.WRONG_MODEL, is_wrong_model),
         (Code.RECONFIGURING, batch.is_reconfiguring),
         (Code.UNHEALTHY, assessment.working < needed),
-        (Code.MISALIGNED, is_misaligned(batch, asks, assessment)),
+        (Code.MISALIGNED, is_misaligned(batch, requested, assessment)),
         (Code.GPU_TOO_SMALL, (assessment.works & ~too_small).sum(axis=1) < needed),
         (Code.FOREIGN_USE, assessment.is_clean.sum(axis=1) - foreign < needed),
-        (Code.NO_MEMORY, _lacks_room(batch, asks, assessment)),
+        (Code.NO_MEMORY, _lacks_room(batch, requested, assessment)),
         (Code.NOT_IDLE, ~assessment.is_sure & requires_idle),
     )
     codes = np.zeros(len(batch), dtype=np.uint8)
@@ -101,37 +101,39 @@ def reject(
     return codes
 
 
-def _fitting_needed(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> Rows:
+def _fitting_needed(batch: Batch, requested: DeviceRequests, assessment: Assessment) -> Rows:
     """Return the number of landing devices that must have enough memory.
 
     Shared devices: one per share. Whole devices: if our count leaves fewer free than the pod
     requests, some are being released, and their memory with them.
     """
-    devices = np.minimum(asks.count, batch.present.sum(axis=1))
-    whole = np.maximum(devices - _given_back(batch, asks), 0)
+    devices = np.minimum(requested.count, batch.present.sum(axis=1))
+    whole = np.maximum(devices - _given_back(batch, requested), 0)
     needed: Rows = np.where(batch.is_shared, np.maximum(assessment.landing.needed, 1), whole)
     return needed
 
 
-def _given_back(batch: Batch, asks: DeviceRequests) -> Rows:
+def _given_back(batch: Batch, requested: DeviceRequests) -> Rows:
     """Return the number of devices or replicas that pods have released and that we still count."""
-    given_back: Rows = np.maximum(asks.count - np.maximum(batch.allocatable - batch.held, 0), 0)
+    given_back: Rows = np.maximum(
+        requested.count - np.maximum(batch.allocatable - batch.held, 0), 0
+    )
     return given_back
 
 
-def _lacks_room(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> Flags:
+def _lacks_room(batch: Batch, requested: DeviceRequests, assessment: Assessment) -> Flags:
     """Return per node whether too few landing devices have the memory that the pod asks for.
 
     If shares of a device are being released, memory that is only estimated may belong to them and
     is ignored. Declared memory still counts, because it is unknown which pod leaves.
     """
-    lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, asks, assessment)
+    lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, requested, assessment)
     at = np.flatnonzero(lacks & batch.is_shared)
     if at.size:
-        at = at[_given_back(batch, asks)[at] > 0]
-        requested = np.broadcast_to(assessment.requested_bytes, (len(batch), 1))[at]
+        at = at[_given_back(batch, requested)[at] > 0]
+        needed_bytes = np.broadcast_to(assessment.requested_bytes, (len(batch), 1))[at]
         room = assessment.declared_room_bytes[at]
-        lacks[at] = ~(assessment.is_clean[at] & (room >= requested)).any(axis=1)
+        lacks[at] = ~(assessment.is_clean[at] & (room >= needed_bytes)).any(axis=1)
     return lacks
 
 

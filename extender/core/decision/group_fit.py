@@ -194,7 +194,7 @@ def fit_group(
         codes: verdict on each candidate.
         inputs: the pod's request to the pool.
     """
-    count = inputs.ask.count
+    count = inputs.devices.count
     unit = count if need.is_uniform else 1
     passing = (codes == Code.PASSES) & (rows >= 0)
     free = _free_devices(pool, inputs.overlay)[rows]

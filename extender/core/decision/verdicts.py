@@ -214,7 +214,7 @@ class VerdictEvidence:
         nodes: the nodes.
         batch: the nodes' rows at the decision, assumed tenants included.
         resource: the requested resource.
-        ask: the device request.
+        devices: the device request.
         request: the pod's whole request.
         policy: the settings.
         models: model names by model id.
@@ -227,7 +227,7 @@ class VerdictEvidence:
     nodes: tuple[str, ...]
     batch: Batch
     resource: str
-    ask: DeviceRequest
+    devices: DeviceRequest
     request: GpuRequest
     policy: Policy
     models: tuple[str, ...]
@@ -264,7 +264,7 @@ def gather(
         nodes=tuple(pool.nodes[row] for row in rows),
         batch=batch,
         resource=pool.resource,
-        ask=inputs.ask,
+        devices=inputs.devices,
         request=inputs.request,
         policy=inputs.policy,
         models=snapshot.models,
@@ -302,10 +302,10 @@ def explain(evidence: VerdictEvidence) -> tuple[NodeVerdict, ...]:
         return ()
     evidence = replace(evidence, batch=count_freed(evidence.batch))
     batch, models = evidence.batch, evidence.models
-    assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
+    assessment = assess(batch, evidence.devices.columns, estimates(evidence.policy))
     inputs = _inputs(evidence)
     evaluation = evaluate_for(inputs, batch, models, evidence.seen)
-    states = device_states(batch, assessment, multi=evidence.ask.count > 1)
+    states = device_states(batch, assessment, multi=evidence.devices.count > 1)
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
         NodeVerdict(
@@ -355,7 +355,7 @@ def scores_of(evidence: VerdictEvidence) -> tuple[NodeScore, ...]:
     if not evidence.nodes:
         return ()
     evidence = replace(evidence, batch=count_freed(evidence.batch))
-    assessment = assess(evidence.batch, evidence.ask.columns, estimates(evidence.policy))
+    assessment = assess(evidence.batch, evidence.devices.columns, estimates(evidence.policy))
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
         NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors, reason=text)
@@ -406,7 +406,7 @@ def _places(evidence: VerdictEvidence) -> Rows | None:
 def _spare(evidence: VerdictEvidence) -> Ratios:
     """Return the number of further devices that each node's CPU, memory and storage allow."""
     hosts = HostRequests.of([evidence.request], [1])
-    return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
+    return hosts.spare_devices(evidence.batch, evidence.devices.columns.count)
 
 
 def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
@@ -473,7 +473,7 @@ def _place_in_words(place: int) -> int:
 def _inputs(evidence: VerdictEvidence) -> EvaluationInputs:
     """Return the inputs of an evaluation; tentative tenants are already in the rows."""
     return EvaluationInputs(
-        request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={}
+        request=evidence.request, devices=evidence.devices, policy=evidence.policy, overlay={}
     )
 
 

@@ -288,7 +288,7 @@ def _read_memory(annotations: "_Annotations") -> int | None:
         _parse_room,
         default=None,
         allowed=_MEMORY_ALLOWED,
-        instead="no room is asked for",
+        instead="no memory is reserved",
     )
 
 

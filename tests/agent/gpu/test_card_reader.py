@@ -399,7 +399,7 @@ def test_without_samples_the_mean_of_recent_readings_counts() -> None:
     reading = rig.one()
 
     assert (reading.source, reading.values[Signal.GPU_UTILIZATION]) == ("rates", 0.5)
-    assert rig.backend.calls["samples", "GPU-1"] == 1, "what is not supported is not asked again"
+    assert rig.backend.calls["samples", "GPU-1"] == 1, "an unsupported call is not repeated"
     rig.now += 3600
     assert rig.one().values[Signal.GPU_UTILIZATION] == 1.0, "those of long ago do not count"
 

@@ -53,8 +53,8 @@ class Blackwell(Replay):
         self.broken: dict[int, int] = {}
         self.asked_of_links = 0
 
-    def _nvmlDeviceGetFieldValues(self, _: Any, asked: list[Any]) -> list[Any]:
-        return [self._field(*one) if isinstance(one, tuple) else _none(one) for one in asked]
+    def _nvmlDeviceGetFieldValues(self, _: Any, requested: list[Any]) -> list[Any]:
+        return [self._field(*one) if isinstance(one, tuple) else _none(one) for one in requested]
 
     def _field(self, field: int, link: int) -> Any:
         self.asked_of_links += 1

@@ -89,12 +89,12 @@ def test_a_driver_before_510_reports_no_reserved_memory() -> None:
     nvml = nvml_on(replay)
 
     first = nvml.read(Call.MEMORY, replay.handle)
-    asked = replay.asked.count("nvmlDeviceGetMemoryInfo")
+    requested = replay.requested.count("nvmlDeviceGetMemoryInfo")
     nvml.read(Call.MEMORY, replay.handle)
 
     assert Signal.MEMORY_RESERVED not in first
     assert first[Signal.MEMORY_USED] == 615 << 20
-    assert replay.asked.count("nvmlDeviceGetMemoryInfo") == asked + 1, "the old call alone"
+    assert replay.requested.count("nvmlDeviceGetMemoryInfo") == requested + 1, "the old call alone"
 
 
 def test_a_start_resets_the_unsupported_calls() -> None:
@@ -117,21 +117,21 @@ def test_an_unsupported_call_is_made_once_per_start() -> None:
     for _ in range(3):
         card = nvml.card(0)
         assert (card.minor, card.has_gpm, nvml.instances(card)) == (None, False, None)
-    assert [replay.asked.count(name) for name in calls] == [1, 1, 1]
+    assert [replay.requested.count(name) for name in calls] == [1, 1, 1]
 
     nvml.start()
     nvml.instances(nvml.card(0))
 
-    assert [replay.asked.count(name) for name in calls] == [2, 2, 2]
+    assert [replay.requested.count(name) for name in calls] == [2, 2, 2]
 
 
 def test_an_older_driver_gets_the_newer_fabric_call_once() -> None:
     replay = Replay()
-    asked = []
+    requested = []
 
     def fabric(_: object, reference: Any) -> None:
-        asked.append(type(reference._obj).__name__)
-        if asked[-1] == "c_nvmlGpuFabricInfo_v3_t":
+        requested.append(type(reference._obj).__name__)
+        if requested[-1] == "c_nvmlGpuFabricInfo_v3_t":
             refuse(25)()
 
     replay.instead["nvmlDeviceGetGpuFabricInfoV"] = fabric
@@ -141,7 +141,7 @@ def test_an_older_driver_gets_the_newer_fabric_call_once() -> None:
         assert nvml.read(Call.FABRIC, replay.handle) == {Signal.FABRIC_MANAGER_STATUS: 0.0}
 
     older = "c_nvmlGpuFabricInfo_v2_t"
-    assert asked == ["c_nvmlGpuFabricInfo_v3_t", older, older]
+    assert requested == ["c_nvmlGpuFabricInfo_v3_t", older, older]
 
 
 @pytest.mark.parametrize("call", [Call.NVLINKS, Call.SRAM, Call.FIELDS])

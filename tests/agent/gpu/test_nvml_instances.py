@@ -169,11 +169,11 @@ def test_a_call_unsupported_by_one_card_is_still_made_for_others(code: int) -> N
     replay = Replay()
     library = nvml_on(replay)._nvml
     other = replay._pointer()
-    asked = []
+    requested = []
 
     def ask(handle: Any) -> str:
         def newer() -> str:
-            asked.append(handle)
+            requested.append(handle)
             if handle is not other:
                 raise NvmlError("new", code)
             return "newer"
@@ -185,4 +185,4 @@ def test_a_call_unsupported_by_one_card_is_still_made_for_others(code: int) -> N
         *("older", "newer"),
         *("older", "newer"),
     ]
-    assert asked == [replay.handle, other, other], "the card that lacks the call is asked once"
+    assert requested == [replay.handle, other, other], "the card without this call is called once"

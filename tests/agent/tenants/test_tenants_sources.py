@@ -131,7 +131,7 @@ async def test_the_kubelet_is_called_periodically_and_sooner_on_request() -> Non
     kubelet, clock = ScriptedKubelet(), Clock()
     policy = DeviceHoldersPolicy(list_seconds=5, min_interval_seconds=1, allocatable_seconds=60)
     device_holders = DeviceHolders(kubelet, policy=policy, clock=clock)
-    asked = []
+    requested = []
     for tick in range(48):  # 12 seconds of 4 passes each
         clock.now = 100 + tick / 4
         if tick >= 30:
@@ -139,9 +139,9 @@ async def test_the_kubelet_is_called_periodically_and_sooner_on_request() -> Non
         before = kubelet.calls.count("list")
         await device_holders.refresh()
         if kubelet.calls.count("list") > before:
-            asked.append(clock.now - 100)
+            requested.append(clock.now - 100)
 
-    assert asked == [0, 5, 7.5, 8.5, 9.5, 10.5, 11.5]
+    assert requested == [0, 5, 7.5, 8.5, 9.5, 10.5, 11.5]
     assert kubelet.calls.count("allocatable") == 1
 
 

@@ -129,16 +129,16 @@ async def test_rights_are_reviewed_once_until_they_expire(guarded: GuardedApi) -
     guarded.reviewers.rights["alice"] = {"red"}
     client = await guarded.open()
     await shown(client)
-    asked = list(guarded.reviewers.reviewed_rights)
-    assert sorted(asked) == [("alice", ""), ("alice", "blue"), ("alice", "red")]
+    requested = list(guarded.reviewers.reviewed_rights)
+    assert sorted(requested) == [("alice", ""), ("alice", "blue"), ("alice", "red")]
 
     await shown(client)
-    assert guarded.reviewers.reviewed_rights == asked
+    assert guarded.reviewers.reviewed_rights == requested
 
     guarded.now += callers.RIGHTS_SECONDS
     guarded.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
-    assert len(guarded.reviewers.reviewed_rights) == 2 * len(asked)
+    assert len(guarded.reviewers.reviewed_rights) == 2 * len(requested)
 
 
 async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(

@@ -105,9 +105,9 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
         guarded.reviewers.users[f"mallory{number}"] = "mallory"
         await client.get("/v1/pods", headers={"Authorization": f"Bearer mallory{number}"})
 
-    asked = list(guarded.reviewers.reviewed_tokens)
+    requested = list(guarded.reviewers.reviewed_tokens)
     assert await shown(client) == ["blue/a", "red/b"]
-    assert guarded.reviewers.reviewed_tokens == asked
+    assert guarded.reviewers.reviewed_tokens == requested
 
 
 async def test_reviews_of_one_user_do_not_delay_others(

@@ -36,7 +36,7 @@ class Server:
     now: float = 1000.0
     is_down: bool = False
     reviews: int = 0
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     namespaces: frozenset[str] = NAMESPACES
 
     async def review(self) -> User:
@@ -45,7 +45,7 @@ class Server:
         return User(name="alice")
 
     async def may_list(self, _: User, namespace: str) -> bool:
-        self.asked.append(namespace)
+        self.requested.append(namespace)
         await self._answer()
         return namespace == "blue"
 
@@ -81,7 +81,7 @@ async def test_concurrent_requests_share_one_review(server: Server, caller: Call
             group.create_task(caller.renew())
 
     assert server.reviews == 1
-    assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
+    assert sorted(server.requested) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
     assert caller.sees("blue")
     assert not caller.sees("red")
 
@@ -109,18 +109,18 @@ async def test_unchanged_namespaces_are_not_searched_again(server: Server, calle
         await caller.learn({"red"})
 
     assert Counted.looked == looked
-    assert len(server.asked) == 1 + len(NAMESPACES)
+    assert len(server.requested) == 1 + len(NAMESPACES)
 
 
 async def test_new_namespace_is_reviewed_at_once(server: Server, caller: Caller) -> None:
     await caller.renew()
-    server.asked.clear()
+    server.requested.clear()
 
     server.namespaces |= {"new"}
     await caller.renew()
     await caller.learn({"elsewhere"})
 
-    assert server.asked == ["new", "elsewhere"]
+    assert server.requested == ["new", "elsewhere"]
 
 
 async def test_expired_rights_are_reviewed_without_new_namespaces(
@@ -130,12 +130,12 @@ async def test_expired_rights_are_reviewed_without_new_namespaces(
     server.now += 20.0
     server.namespaces |= {"new"}
     await caller.renew()
-    server.asked.clear()
+    server.requested.clear()
 
     server.now += 10.0
     await caller.renew()
 
-    assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
+    assert sorted(server.requested) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
 
 
 async def test_a_failed_review_is_repeated_even_without_a_new_namespace(
@@ -145,12 +145,12 @@ async def test_a_failed_review_is_repeated_even_without_a_new_namespace(
     server.namespaces |= {"new"}
     server.is_down = True
     await caller.renew()
-    server.is_down, server.asked[:] = False, []
+    server.is_down, server.requested[:] = False, []
 
     server.now += RETRY_SECONDS
     await caller.renew()
 
-    assert server.asked == ["new"]
+    assert server.requested == ["new"]
 
 
 async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(
@@ -161,7 +161,7 @@ async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(
     for _ in range(AT_ONCE):
         await caller.renew()
 
-    assert server.asked == [ALL_NAMESPACES]
+    assert server.requested == [ALL_NAMESPACES]
     server.is_down = False
     server.now += RETRY_SECONDS
     await caller.renew()

@@ -14,7 +14,9 @@ from testkit.webhook_requests import names_request, pod
 from testkit.world import World
 
 SOURCES = (
-    SourceStatus(name="apiserver/nodes", last_success_at=None, failures=0, error="not asked yet"),
+    SourceStatus(
+        name="apiserver/nodes", last_success_at=None, failures=0, error="no request sent yet"
+    ),
     SourceStatus(name="prometheus", last_success_at=1_800_000_000.0, failures=7, error=""),
 )
 

@@ -259,11 +259,11 @@ async def test_another_tenants_pod_looks_like_a_missing_pod(cluster: Cluster, ab
     for path in cluster.paths():
         if not path.startswith("/v1/"):
             continue
-        for parameter, asked, other in (
+        for parameter, requested, other in (
             ("pod", about, missing),
             ("namespace", NAMESPACE, "none-tenant"),
         ):
-            there = await cluster.read(path, HOSTILE, **{parameter: asked})
+            there = await cluster.read(path, HOSTILE, **{parameter: requested})
             absent = await cluster.read(path, HOSTILE, **{parameter: other})
 
             assert there[0] == absent[0], (path, parameter)

@@ -23,8 +23,8 @@ def build() -> World:
     host = HostResources(64_000, 256 << 30, 1 << 40)
     world.fleet.apply_node(replace(world.fleet.nodes["z"], host=host))
     needs = {"build": HostResources(48_000, 8 << 30), "web": HostResources(8_000, 8 << 30)}
-    for name, asked in needs.items():
-        world.host_pods[f"team/{name}"] = PlacedPod("z", asked)
+    for name, requested in needs.items():
+        world.host_pods[f"team/{name}"] = PlacedPod("z", requested)
     world.fleet.apply_host_use("z", needs["build"].plus(needs["web"]))
     world.live(shown | {"z": [card() for _ in range(4)]}, 1)
     return world

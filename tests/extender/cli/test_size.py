@@ -146,10 +146,10 @@ def test_a_manifest_is_sized_by_the_pods_of_its_controller(run: Run, tmp_path: P
     ],
 )
 def test_a_manifest_of_any_kind_is_sized_by_similar_pods(document: dict[str, Any]) -> None:
-    asked: list[tuple[dict[str, Any], str | None]] = []
+    requested: list[tuple[dict[str, Any], str | None]] = []
 
     def measure(pod: dict[str, Any], owner: str | None) -> Size:
-        asked.append((pod, owner))
+        requested.append((pod, owner))
         return Size(
             measured=MeasuredUse(by="images", pods=2, memory_bytes=5 * GIB, least_bytes=GIB)
         )
@@ -157,7 +157,7 @@ def test_a_manifest_of_any_kind_is_sized_by_similar_pods(document: dict[str, Any
     named = document | {"metadata": {"name": "chat", "namespace": "team"}}
     found = propose_for(measure, documents=[named])
 
-    ((pod, owner),) = asked
+    ((pod, owner),) = requested
     assert pod["spec"]["containers"] == [{"image": "i"}]
     assert (pod["metadata"], owner) == ({"namespace": "team"}, f"{document['kind']} chat")
     assert found.certainty is Certainty.MEASURED
@@ -181,9 +181,9 @@ def test_a_task_is_sized_without_an_extender(run: Run) -> None:
     assert shown.stdout.splitlines()[0] == (
         "2 GPUs, 59 GiB on each: an estimate from the size of the model"
     )
-    asked = run("size", "--image", "team/chat", IDLEGPU_URL="http://127.0.0.1:9")
-    assert asked.exit_code == 0, asked.output
-    assert "similar pods are not known" in asked.stderr
+    requested = run("size", "--image", "team/chat", IDLEGPU_URL="http://127.0.0.1:9")
+    assert requested.exit_code == 0, requested.output
+    assert "similar pods are not known" in requested.stderr
 
 
 def test_something_must_be_said(run: Run) -> None:

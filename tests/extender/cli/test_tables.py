@@ -184,7 +184,7 @@ def test_every_pod_of_a_manifest_is_predicted(run: Run) -> None:
 
     assert "default/a-pod: would go to node-2" in result.stdout
     assert "default/a-deployment: no node is suitable" in result.stdout
-    assert "not asked about: 4 node(s) had too few free GPUs" in result.stdout
+    assert "not candidates: 4 node(s) had too few free GPUs" in result.stdout
     assert result.exit_code == 1
 
 

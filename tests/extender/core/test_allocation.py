@@ -35,7 +35,7 @@ def test_partly_mapped_young_pod_takes_its_devices() -> None:
     ("shown", "pods"),
     [
         pytest.param([(), ()], [pod("a")], id="an-old-pod-is-not-shown"),
-        pytest.param([("a",), ("a",)], [pod("a")], id="on-more-devices-than-it-asked-for"),
+        pytest.param([("a",), ("a",)], [pod("a")], id="on-more-devices-than-requested"),
         pytest.param([("a",), (), ()], [pod("a", 2)], id="on-fewer"),
         pytest.param([("a", "b"), ()], [pod("a"), pod("b")], id="two-pods-on-a-whole-device"),
     ],

@@ -9,10 +9,10 @@ from testkit.builders import (
     GIB,
     Gpu,
     Node,
-    ask,
     assessment_of,
     batch_of,
     busy,
+    device_request,
     gpu,
     node,
     shared,
@@ -72,9 +72,9 @@ def test_assumed_tenants_count_as_load(device: Gpu, expected: float) -> None:
 
 
 def test_pods_own_thresholds_decide_idleness() -> None:
-    own = ask(thresholds=Thresholds(utilization=0.8, memory=0.8))
+    own = device_request(thresholds=Thresholds(utilization=0.8, memory=0.8))
 
-    assert chance_of(gpu(utilization=0.7, memory_used=0.7), asked=own) == 1.0
+    assert chance_of(gpu(utilization=0.7, memory_used=0.7), requested=own) == 1.0
 
 
 @pytest.mark.parametrize("utilization", [0.0, 1.0])
@@ -154,7 +154,7 @@ def test_a_cap_that_is_set_is_known_and_no_more_than_the_device_has(
 def test_the_chance_is_that_of_drawing_only_suitable_devices(
     devices: tuple[Gpu, ...], taken: int, count: int, expected: float
 ) -> None:
-    assessment = assessment_of(node(*devices, taken=taken), asked=ask(count))
+    assessment = assessment_of(node(*devices, taken=taken), requested=device_request(count))
 
     assert float(assessment.chance[0]) == pytest.approx(expected)
 
@@ -175,8 +175,8 @@ def test_devices_that_held_ones_may_be_among_are_not_counted_as_idle() -> None:
 def test_a_link_fault_matters_to_pods_with_several_devices_only() -> None:
     faulty = node(gpu(is_excluded_multi=True), gpu(is_excluded_multi=True))
 
-    assert assessment_of(faulty, asked=ask(1)).works.all()
-    assert not assessment_of(faulty, asked=ask(2)).works.any()
+    assert assessment_of(faulty, requested=device_request(1)).works.all()
+    assert not assessment_of(faulty, requested=device_request(2)).works.any()
 
 
 def test_a_batch_of_nothing_is_assessed() -> None:

@@ -81,9 +81,9 @@ def test_no_name_is_requested() -> None:
 
 
 def test_a_resource_that_no_known_node_offers_refuses_no_node() -> None:
-    asked = replace(request(), resource=MIG, resources=((MIG, 1),))
+    requested = replace(request(), resource=MIG, resources=((MIG, 1),))
 
-    assert ranking(decide_on({"b": node(), "a": node()}, asked)) == ["a", "b"]
+    assert ranking(decide_on({"b": node(), "a": node()}, requested)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_tentative_pods_on_a_deleted_node_change_no_verdict() -> None:
 # --- the load filter ----------------------------------------------------------------------------
 
 
-def filtered(nodes: dict[str, Node], **asked: Any) -> dict[str, int]:
-    return rejected(decide_on(nodes, request(**asked), policy=LOAD_FILTER))
+def filtered(nodes: dict[str, Node], **requested: Any) -> dict[str, int]:
+    return rejected(decide_on(nodes, request(**requested), policy=LOAD_FILTER))
 
 
 def test_the_load_filter_is_off_by_default() -> None:
@@ -222,11 +222,11 @@ def test_pod_with_two_resources_gets_the_worse_score() -> None:
         {"a": node(), "b": node(gpu(is_excluded=True)), "c": node()},
         {"a": node(busy()), "b": node(), "c": node()},
     )
-    asked = request(resources=((GPU, 1), (MIG, 1)))
+    requested = request(resources=((GPU, 1), (MIG, 1)))
 
     decision = decide(
         snapshot,
-        asked,
+        requested,
         ("a", "b", "c", "d"),
         Policy(),
         overlays={},

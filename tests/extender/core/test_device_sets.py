@@ -229,8 +229,8 @@ def refuses(held: int, *containers: tuple[int, bool]) -> bool:
     """Return whether a node with `single-numa-node` is refused for containers one by one."""
     listed = tuple(ContainerDevices(*one) for one in containers)
     count = max(sum(one.devices for one in listed if not one.is_passed_on), listed[0].devices)
-    asked = request(count, containers=((GPU_NAME, listed),))
-    return bool(codes(decide_on({"node": aligned(held, Alignment.SINGLE)}, asked)))
+    requested = request(count, containers=((GPU_NAME, listed),))
+    return bool(codes(decide_on({"node": aligned(held, Alignment.SINGLE)}, requested)))
 
 
 def test_containers_are_admitted_one_after_the_other() -> None:

@@ -15,9 +15,9 @@ from testkit.builders import (
     GPU,
     Gpu,
     Node,
-    ask,
     busy,
     decide_on,
+    device_request,
     freed,
     gpu,
     node,
@@ -48,7 +48,7 @@ class Example:
     """Row of the page's table, with its input."""
 
     texts: tuple[str, str, str]
-    asked: GpuRequest
+    requested: GpuRequest
     a: Node
     b: Node
     first: str
@@ -57,56 +57,56 @@ class Example:
 EXAMPLES = {
     "declared-memory": Example(
         texts=("1 share, 40Gi", "tenant of 60Gi that uses 1", "tenant that uses 30, declared none"),
-        asked=request(memory_bytes=int(40 * GIB)),
+        requested=request(memory_bytes=int(40 * GIB)),
         a=shared(gpu(memory_used=1 / 80, used=1, declared_bytes=60 * GIB)),
         b=shared(gpu(memory_used=30 / 80, used=1, others_bytes=30 * GIB)),
         first="B",
     ),
     "require-idle": Example(
         texts=("1 GPU, `require-idle`", "8 free, 1 busy", "1 free, freed a second ago"),
-        asked=request(requires_idle=True),
+        requested=request(requires_idle=True),
         a=node(*idle(7), busy()),
         b=node(freed()),
         first="neither",
     ),
     "foreign-use": Example(
         texts=("1 GPU", "8 free, docker uses 2", "8 GPUs, 3 free, all idle"),
-        asked=request(),
+        requested=request(),
         a=node(*idle(6), *[gpu(is_foreign=True)] * 2),
         b=node(*idle(3), *held(5)),
         first="B",
     ),
     "joined": Example(
         texts=("2 GPUs", "2 free, joined to held GPUs alone", "2 free, joined by NVLink"),
-        asked=request(2),
+        requested=request(2),
         a=node(*held(2), *idle(2), joined=(0b0101, 0b1010, 0, 0)),
         b=node(*held(2), *idle(2), joined=(0b0011, 0b1100, 0, 0)),
         first="B",
     ),
     "broken": Example(
         texts=("2 GPUs", "8 free, 1 broken", "2 free, idle"),
-        asked=request(2),
+        requested=request(2),
         a=node(*idle(7), gpu(is_excluded=True)),
         b=node(*idle(2)),
         first="B",
     ),
     "band": Example(
         texts=("1 GPU", "8 free, 7 broken", "8 free, silent"),
-        asked=request(),
+        requested=request(),
         a=node(*idle(1), *[gpu(is_excluded=True)] * 7),
         b=node(*[unknown()] * 8),
         first="B",
     ),
     "may": Example(
         texts=("1 GPU", "2 free, 1 busy", "2 free, both busy"),
-        asked=request(),
+        requested=request(),
         a=node(gpu(), busy()),
         b=node(busy(), busy()),
         first="A",
     ),
     "presumed": Example(
         texts=("1 GPU", "1 free, freed a second ago", "1 free, idle"),
-        asked=request(),
+        requested=request(),
         a=node(freed()),
         b=node(gpu()),
         first="B",
@@ -117,7 +117,7 @@ EXAMPLES = {
             "8 busy GPUs, 7 held, which ones is unknown; a pod ended a second ago",
             "8 free, silent",
         ),
-        asked=request(),
+        requested=request(),
         a=node(
             *[busy(is_in_use=True)] * 8,
             allocatable=8,
@@ -131,56 +131,56 @@ EXAMPLES = {
     ),
     "model": Example(
         texts=("1 GPU, `A100,V100`", "A100, freed a second ago", "V100, idle for hours"),
-        asked=request(preferred_models=("A100", "V100")),
+        requested=request(preferred_models=("A100", "V100")),
         a=node(freed(), model_id=1),
         b=node(gpu(), model_id=2),
         first="A",
     ),
     "early-failures": Example(
         texts=("1 GPU", "8 idle", "3 idle; pods of two owners failed here early"),
-        asked=request(),
+        requested=request(),
         a=node(*idle(8)),
         b=node(*idle(3), suspicion=0.5),
         first="A",
     ),
     "fit": Example(
         texts=("1 GPU", "8 idle", "8 GPUs, 3 idle, 5 held"),
-        asked=request(),
+        requested=request(),
         a=node(*idle(8)),
         b=node(*idle(3), *held(5)),
         first="B",
     ),
     "spread": Example(
         texts=("1 GPU, `spread`", "8 idle", "8 GPUs, 3 idle, 5 held"),
-        asked=request(strategy=Strategy.SPREAD),
+        requested=request(strategy=Strategy.SPREAD),
         a=node(*idle(8)),
         b=node(*idle(3), *held(5)),
         first="A",
     ),
     "host": Example(
         texts=("1 GPU, 8 CPUs", "8 GPUs, 6 idle, 8 CPUs left", "8 GPUs, 3 idle, 64 CPUs left"),
-        asked=request(millicores=8000),
+        requested=request(millicores=8000),
         a=node(*idle(6), *held(2), free_millicores=8000),
         b=node(*idle(3), *held(5), free_millicores=64_000),
         first="A",
     ),
     "load": Example(
         texts=("1 share", "its card is 25 % busy", "its card is 10 % busy"),
-        asked=request(),
+        requested=request(),
         a=shared(gpu(utilization=0.25, used=1)),
         b=shared(gpu(utilization=0.1, used=1)),
         first="B",
     ),
     "power": Example(
         texts=("1 GPU", "1 free, not active, draws 300 of 400 W", "1 free, at rest"),
-        asked=request(),
+        requested=request(),
         a=node(gpu(utilization=0.65, peak=0.0)),
         b=node(gpu()),
         first="B",
     ),
     "young": Example(
         texts=("1 share", "8 tenants, started 5 minutes ago, 0 % active", "1 tenant, 12 % active"),
-        asked=request(),
+        requested=request(),
         a=shared(gpu(used=8, loading=8)),
         b=shared(gpu(used=1, utilization=0.12)),
         first="B",
@@ -191,21 +191,21 @@ EXAMPLES = {
             "90 % active for an hour, 0 % for a minute",
             "90 % active for an hour, 0 % for 10 minutes",
         ),
-        asked=request(requires_idle=True),
+        requested=request(requires_idle=True),
         a=shared(gpu(used=1, utilization=0.88, latest=0.0, peak=0.79)),
         b=shared(gpu(used=1, utilization=0.75, latest=0.0, peak=0.0)),
         first="B",
     ),
     "nominated": Example(
         texts=("1 share, 60Gi, nominated to A", "tenant of 40Gi, being deleted", "tenant of 40Gi"),
-        asked=request(memory_bytes=int(60 * GIB), nominated_node="A"),
+        requested=request(memory_bytes=int(60 * GIB), nominated_node="A"),
         a=shared(FILLED, leaving=(0,)),
         b=shared(FILLED),
         first="A",
     ),
     "nominated-for-nothing": Example(
         texts=("1 share, 60Gi, nominated to B", "tenant of 40Gi, being deleted", "tenant of 40Gi"),
-        asked=request(memory_bytes=int(60 * GIB), nominated_node="B"),
+        requested=request(memory_bytes=int(60 * GIB), nominated_node="B"),
         a=shared(FILLED, leaving=(0,)),
         b=shared(FILLED),
         first="neither",
@@ -216,7 +216,7 @@ EXAMPLES = {
             "its card is 60 % busy with docker",
             "its card is 90 % busy with tenants",
         ),
-        asked=request(),
+        requested=request(),
         a=shared(busy(utilization=0.6, memory_used=0.1, is_foreign=True)),
         b=shared(busy(utilization=0.9, memory_used=0.1, used=1)),
         first="A",
@@ -226,10 +226,13 @@ EXAMPLES = {
 
 def verdicts(example: Example) -> dict[str, NodeVerdict]:
     """Return the verdict on both nodes."""
-    snapshot, asked = snapshot_of({"A": example.a, "B": example.b}, models=MODELS), example.asked
+    snapshot, requested = (
+        snapshot_of({"A": example.a, "B": example.b}, models=MODELS),
+        example.requested,
+    )
     inputs = EvaluationInputs(
-        request=asked,
-        ask=ask(asked.count, float(asked.memory_bytes or 0)),
+        request=requested,
+        devices=device_request(requested.count, float(requested.memory_bytes or 0)),
         policy=Policy(),
         overlay={},
     )
@@ -240,7 +243,7 @@ def verdicts(example: Example) -> dict[str, NodeVerdict]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_of_the_documentation_are_right(name: str) -> None:
     example = EXAMPLES[name]
-    decision = decide_on({"A": example.a, "B": example.b}, example.asked, models=MODELS)
+    decision = decide_on({"A": example.a, "B": example.b}, example.requested, models=MODELS)
     found = verdicts(example)
 
     best = ranking(decision)[0] if len(decision.order) else "neither"

@@ -24,8 +24,8 @@ FOREIGN = gpu(is_foreign=True, is_in_use=True)
 ROOM_FOR_20 = {"memory_bytes": int(20 * GIB)}
 
 
-def verdict(described: Node, count: int = 1, **asked: Any) -> Code:
-    decision = decide_on({"node": described}, request(count, **asked))
+def verdict(described: Node, count: int = 1, **requested: Any) -> Code:
+    decision = decide_on({"node": described}, request(count, **requested))
     return Code(rejected(decision).get("node", 0))
 
 
@@ -75,7 +75,7 @@ def in_use(count: int, of: int, held: int, **changes: Any) -> Node:
     [
         pytest.param(in_use(2, of=4, held=2), 2, Code.PASSES, id="as-many-in-use-as-held"),
         pytest.param(in_use(3, of=4, held=2), 1, Code.PASSES, id="one-foreign-one-left"),
-        pytest.param(in_use(3, of=4, held=2), 2, Code.FOREIGN_USE, id="one-foreign-two-asked"),
+        pytest.param(in_use(3, of=4, held=2), 2, Code.FOREIGN_USE, id="one-foreign-two-requested"),
         pytest.param(in_use(4, of=4, held=4), 1, Code.PASSES, id="full-by-our-count-is-late"),
     ],
 )
@@ -183,9 +183,9 @@ def test_idle_requirement_passes_only_nodes_known_idle(described: Node, expected
 
 def test_a_node_that_we_do_not_know_passes_unless_the_pod_requires_idle() -> None:
     for requires_idle, expected in ((False, {}), (True, {"new": Code.NOT_IDLE})):
-        asked = request(requires_idle=requires_idle)
+        requested = request(requires_idle=requires_idle)
 
-        assert rejected(decide_on({"a": node()}, asked, candidates=("new",))) == expected
+        assert rejected(decide_on({"a": node()}, requested, candidates=("new",))) == expected
 
 
 LEAVES: dict[str, Any] = {"leaving": (0,)}
@@ -248,9 +248,9 @@ LEAVES: dict[str, Any] = {"leaving": (0,)}
 def test_devices_of_leaving_pods_count_for_the_nominated_pod(
     described: Node, expected: Code
 ) -> None:
-    asked: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
+    requested: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
 
-    assert verdict(described, **asked) is expected
+    assert verdict(described, **requested) is expected
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_devices_of_leaving_pods_count_for_the_nominated_pod(
         pytest.param(
             node(FOREIGN, gpu(used=1), leaving=(1,)),
             Code.FOREIGN_USE,
-            id="two-asked-and-one-leaves",
+            id="two-requested-and-one-leaves",
         ),
     ],
 )
@@ -271,9 +271,9 @@ def test_a_nomination_where_no_pod_leaves_enough_is_no_pass(
     described: Node, expected: Code
 ) -> None:
     count = len(described.gpus)
-    asked: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
+    requested: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
 
-    assert verdict(described, count, **asked) is expected
+    assert verdict(described, count, **requested) is expected
 
 
 def test_only_memory_comes_free_by_preemption() -> None:

@@ -34,19 +34,19 @@ def free(count: int, **rest: Any) -> Node:
     return node(*[gpu(used=1)] * (8 - count), *[gpu()] * count, **rest)
 
 
-def best(nodes: dict[str, Node], asked: GpuRequest | None = None, **how: Any) -> str:
+def best(nodes: dict[str, Node], requested: GpuRequest | None = None, **how: Any) -> str:
     """Return the node that ranks first."""
-    return ranking(decide_on(nodes, asked, **how))[0]
+    return ranking(decide_on(nodes, requested, **how))[0]
 
 
 @pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.PACK])
 def test_a_node_that_stays_usable_comes_before_a_fuller_one(strategy: Strategy) -> None:
     # After one GPU of four a pair still fits; of two GPUs a single one would be left.
     nodes = {"a": free(2), "b": free(3)}
-    asked = request(strategy=strategy)
+    requested = request(strategy=strategy)
 
-    assert best(nodes, asked) == "a"
-    assert best(nodes, asked, seen=PAIRS) == "b"
+    assert best(nodes, requested) == "a"
+    assert best(nodes, requested, seen=PAIRS) == "b"
 
 
 def test_spread_does_not_count_it() -> None:
@@ -81,10 +81,10 @@ def test_pack_keeps_a_whole_device_for_requests_of_all_its_replicas() -> None:
         "a": shared(gpu(), replicas=4),
         "b": shared(gpu(used=2), gpu(used=1), replicas=4),
     }
-    asked = request(strategy=Strategy.PACK)
+    requested = request(strategy=Strategy.PACK)
 
-    assert best(nodes, asked) == "a"
-    assert best(nodes, asked, seen=seen) == "b"
+    assert best(nodes, requested) == "a"
+    assert best(nodes, requested, seen=seen) == "b"
 
 
 def test_auto_spreads_shared_devices_by_load_all_the_same() -> None:
@@ -120,11 +120,11 @@ def test_a_node_scores_alone_as_among_others(
         else free(at % 8 + 1, free_millicores=900 * at)
         for at in range(40)
     }
-    asked = request(strategy=Strategy.PACK, millicores=500)
+    requested = request(strategy=Strategy.PACK, millicores=500)
 
-    decision = decide_on(nodes, asked, seen=seen)
+    decision = decide_on(nodes, requested, seen=seen)
 
-    alone = [score_of(described, asked, seen=seen) for described in nodes.values()]
+    alone = [score_of(described, requested, seen=seen) for described in nodes.values()]
     assert decision.scores.tolist() == alone
 
 
@@ -132,9 +132,11 @@ def test_one_step_measures_few_shared_nodes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fragmentation, "_STEP_ROWS", 7)
     nodes = {f"node-{at}": shared(gpu(), replicas=4) for at in range(40)}
     snapshot = snapshot_of(nodes, seen=PAIRS)
-    asked = request(strategy=Strategy.PACK)
-    ((_, ask),) = device_requests(asked)
-    inputs = EvaluationInputs(request=asked, ask=ask, policy=Policy(), overlay={})
+    requested = request(strategy=Strategy.PACK)
+    ((_, device_request),) = device_requests(requested)
+    inputs = EvaluationInputs(
+        request=requested, devices=device_request, policy=Policy(), overlay={}
+    )
 
     def steps(seen: SeenRequests) -> int:
         pool = replace(snapshot.pools[GPU], seen=seen)

@@ -66,7 +66,7 @@ def need(
 def decided(
     nodes: Mapping[str, Node],
     group: GroupNeed | None,
-    asked: GpuRequest | None = None,
+    requested: GpuRequest | None = None,
     *,
     overlay: Overlay | None = None,
     candidates: Sequence[str] | None = None,
@@ -74,7 +74,7 @@ def decided(
 ) -> Decision:
     return decide(
         snapshot_of(nodes),
-        asked or request(),
+        requested or request(),
         tuple(nodes) if candidates is None else tuple(candidates),
         policy or Policy(),
         overlays={GPU: overlay or {}},

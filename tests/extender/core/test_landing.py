@@ -149,7 +149,7 @@ def out(**changes: Any) -> Gpu:
             id="no-room-for-so-many",
         ),
         pytest.param(node(gpu(), out(), allocatable=1, withdrawn=1), 1, [0], id="whole"),
-        pytest.param(node(gpu(), out(), allocatable=1, withdrawn=1), 2, [0, 1], id="two-asked-for"),
+        pytest.param(node(gpu(), out(), allocatable=1, withdrawn=1), 2, [0, 1], id="two-requested"),
         pytest.param(
             node(gpu(), out(), allocatable=1, withdrawn=1, is_agreed=False), 1, [0], id="not-agreed"
         ),

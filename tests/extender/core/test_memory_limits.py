@@ -9,7 +9,7 @@ from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.memory_limits import read_limits
 from extender.core.request.request import ParsedRequest, parse_request
-from testkit.builders import GIB, ask, assessment_of, gpu, shared
+from testkit.builders import GIB, assessment_of, device_request, gpu, shared
 
 MIB = 1 << 20
 READS = Policy(reads_memory_limits=True)
@@ -134,8 +134,8 @@ def test_the_largest_limit_of_several_containers_counts() -> None:
 def test_a_share_is_a_share_of_the_nodes_card() -> None:
     full = shared(gpu(memory_free_bytes=30 * GIB))
 
-    half = assessment_of(full, asked=replace(ask(), memory_share=0.5))
-    third = assessment_of(full, asked=replace(ask(), memory_share=0.3))
+    half = assessment_of(full, requested=replace(device_request(), memory_share=0.5))
+    third = assessment_of(full, requested=replace(device_request(), memory_share=0.3))
 
     assert float(half.requested_bytes[0, 0]) == 40 * GIB
     assert not half.fits[0, 0]

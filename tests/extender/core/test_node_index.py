@@ -27,17 +27,17 @@ def test_a_roll_knows_each_node_in_each_pool(names: list[str], data: st.DataObje
         resource: data.draw(st.lists(st.sampled_from(names), unique=True)) for resource in "gm"
     }
     node_index = NodeIndex(names, pools)
-    asked = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    requested = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
 
-    numbered = node_index.number(asked)
+    numbered = node_index.number(requested)
 
     assert isinstance(numbered, NamesAt)
-    assert list(numbered) == asked
-    assert [numbered[at] for at in range(len(numbered))] == asked
+    assert list(numbered) == requested
+    assert [numbered[at] for at in range(len(numbered))] == requested
     for resource, nodes in pools.items():
         rows = node_index.rows(resource, numbered)
         assert rows is not None
-        assert rows.tolist() == [nodes.index(n) if n in nodes else -1 for n in asked]
+        assert rows.tolist() == [nodes.index(n) if n in nodes else -1 for n in requested]
 
 
 def test_a_roll_finds_many_names_in_a_text() -> None:
@@ -79,17 +79,17 @@ def test_many_names_are_found_by_number_though_some_nodes_are_gone(
     left = [node for node in NODES if node not in gone]
     node_index = NodeIndex(left, {"gpu": left[1::2]})
     row_of = {node: row for row, node in enumerate(left[1::2])}
-    asked = chance.sample(NODES, len(NODES))
+    requested = chance.sample(NODES, len(NODES))
 
-    for numbered in (asked_of(node_index, asked), node_index.number(tuple(asked))):
+    for numbered in (asked_of(node_index, requested), node_index.number(tuple(requested))):
         assert isinstance(numbered, NamesAt)
-        assert list(numbered) == asked
+        assert list(numbered) == requested
         assert node_index.number(numbered) is numbered
         rows = node_index.rows("gpu", numbered)
         assert rows is not None
-        assert rows.tolist() == [row_of.get(node, -1) for node in asked]
+        assert rows.tolist() == [row_of.get(node, -1) for node in requested]
         # Numbers follow the names, independent of the candidates, because they decide ties.
-        assert [numbered[at] for at in numbered.rows.argsort()] == sorted(asked)
+        assert [numbered[at] for at in numbered.rows.argsort()] == sorted(requested)
 
 
 def test_decisions_share_the_names_of_nodes_that_are_gone() -> None:
@@ -128,10 +128,10 @@ def test_nodes_that_go_and_come_back_leave_the_names_as_they_are() -> None:
 
     assert fewer.names is before.names
     assert again.names is before.names
-    asked = asked_of(before, NODES)
-    assert fewer.number(asked) is asked
+    requested = asked_of(before, NODES)
+    assert fewer.number(requested) is requested
     for node_index, expected in ((fewer, [-1, -1, -1, 0, 1, -1]), (again, [-1, 0, 1, 2, 3, -1])):
-        rows = node_index.rows("gpu", asked)
+        rows = node_index.rows("gpu", requested)
         assert rows is not None
         assert rows[:6].tolist() == expected
 

@@ -41,22 +41,22 @@ def table_of(names: list[str]) -> NameTable:
 def test_names_are_found_where_a_dictionary_finds_them(
     names: list[str], data: st.DataObject
 ) -> None:
-    asked = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    requested = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     around = data.draw(st.tuples(st.binary(max_size=20), st.binary(max_size=20)))
 
-    assert found(table_of(names), asked, around) == [names.index(name) for name in asked]
+    assert found(table_of(names), requested, around) == [names.index(name) for name in requested]
 
 
-@given(names=node_names, asked=st.lists(st.text(PLAIN, min_size=1), min_size=1, unique=True))
+@given(names=node_names, requested=st.lists(st.text(PLAIN, min_size=1), min_size=1, unique=True))
 def test_unknown_names_are_distinguished_from_known_ones(
-    names: list[str], asked: list[str]
+    names: list[str], requested: list[str]
 ) -> None:
-    together = [*asked, *(name for name in names if name not in asked)]
+    together = [*requested, *(name for name in names if name not in requested)]
 
     answer = found_in(table_of(names), written(together), 0, len(written(together)))
 
     assert answer is not None
-    assert list(answer.strangers) == [name for name in asked if name not in names]
+    assert list(answer.strangers) == [name for name in requested if name not in names]
     known = [*names, *answer.strangers]
     assert [known[at] for at in answer.places.tolist()] == together
 
@@ -77,8 +77,8 @@ def test_a_name_that_differs_in_one_byte_is_another(names: list[str], data: st.D
 def test_index_finds_the_names_that_a_json_parser_reads(
     names: list[str], data: st.DataObject
 ) -> None:
-    asked = data.draw(st.lists(st.sampled_from(names), min_size=1))
-    text = bytearray(written(asked))
+    requested = data.draw(st.lists(st.sampled_from(names), min_size=1))
+    text = bytearray(written(requested))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(text)))
         gone = data.draw(st.integers(0, 2))

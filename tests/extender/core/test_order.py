@@ -116,7 +116,7 @@ def whole(draw: st.DrawFn) -> Node:
 def test_nodes_of_whole_devices_rank_as_the_order_is_written(
     fleet: list[Node], count: int, strategy: Strategy, preferred: tuple[str, ...], millicores: int
 ) -> None:
-    asked = request(
+    requested = request(
         count, strategy=strategy, preferred_models=preferred, millicores=millicores * count
     )
     # kube-scheduler sends no node with fewer free devices or too little CPU.
@@ -126,10 +126,10 @@ def test_nodes_of_whole_devices_rank_as_the_order_is_written(
         if len(free_of(one)) >= count and one.free_millicores >= millicores * count
     }
 
-    order = ranking(decide_on(named, asked, models=MODELS))
+    order = ranking(decide_on(named, requested, models=MODELS))
 
     for better, worse in pairwise(order):
-        assert digits(named[better], asked) >= digits(named[worse], asked)
+        assert digits(named[better], requested) >= digits(named[worse], requested)
 
 
 @given(
@@ -147,22 +147,22 @@ def test_nodes_of_shared_devices_rank_by_band_and_health_and_then_by_load(
         f"node-{at}": shared(*(replace(one, used=used) for one in cards))
         for at, (cards, used) in enumerate(loads)
     }
-    asked = request(strategy=strategy)
+    requested = request(strategy=strategy)
 
-    decision = decide_on(named, asked)
+    decision = decide_on(named, requested)
 
     order = ranking(decision)
     for better, worse in pairwise(order):
-        assert digits(named[better], asked)[:3] >= digits(named[worse], asked)[:3]
+        assert digits(named[better], requested)[:3] >= digits(named[worse], requested)[:3]
 
 
 def free_of(described: Node) -> list[Gpu]:
     return [one for one in described.gpus if not one.used]
 
 
-def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]:
+def digits(described: Node, requested: GpuRequest) -> tuple[int, int, int, Fraction]:
     """Return a node's sort key: band, model, certainty and health, fit."""
-    landing, k = free_of(described), asked.count
+    landing, k = free_of(described), requested.count
     if described.is_shared:
         landing, k = list(described.gpus), 1
     chances = [
@@ -183,7 +183,12 @@ def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]
         if not step or certain * left**power > ((step - Fraction(1, 2)) / STEPS) ** power
     )
     place = {"": 0, "nvidia h100": 2, "nvidia a100": 1}[MODELS[described.model_id]]
-    return band, place if asked.preferred_models else 0, steps, fit(described, landing, asked)
+    return (
+        band,
+        place if requested.preferred_models else 0,
+        steps,
+        fit(described, landing, requested),
+    )
 
 
 def of_shared(landing: list[Gpu], band: int) -> Fraction:
@@ -200,15 +205,15 @@ def without_use(one: Gpu) -> Gpu:
     return replace(one, used=0)
 
 
-def fit(described: Node, landing: list[Gpu], asked: GpuRequest) -> Fraction:
+def fit(described: Node, landing: list[Gpu], requested: GpuRequest) -> Fraction:
     """Return how well the pod fits; higher is better."""
-    if asked.strategy is Strategy.SPREAD:
+    if requested.strategy is Strategy.SPREAD:
         idle = sum((CHANCES[one] for one in landing if not one.used), Fraction(0))
         return Fraction(round(float(idle) * 4 + 1e-9))
-    room = len(landing) - asked.count
-    if asked.strategy is Strategy.AUTO and asked.millicores:
-        spare = described.free_millicores - asked.millicores
-        room = min(room, spare * asked.count // asked.millicores)
+    room = len(landing) - requested.count
+    if requested.strategy is Strategy.AUTO and requested.millicores:
+        spare = described.free_millicores - requested.millicores
+        room = min(room, spare * requested.count // requested.millicores)
     return Fraction(-room)
 
 
@@ -224,9 +229,9 @@ def test_declared_memory_does_not_fade_with_old_readings(
         freshness=0.0,
         declared_bytes=80.0 * GIB,
     )
-    asked = request(thresholds=Thresholds(utilization=0.3, memory=1.0))
+    requested = request(thresholds=Thresholds(utilization=0.3, memory=1.0))
 
-    decision = decide_on({"full": Node(gpus=(declared,), is_shared=True)}, asked)
+    decision = decide_on({"full": Node(gpus=(declared,), is_shared=True)}, requested)
 
     assert decision.scores[0] < 1 / 3
 
@@ -254,9 +259,9 @@ def working(utilization: float, memory_used: float = 0.0) -> Node:
 def test_a_shared_card_with_much_left_need_not_be_idle_to_come_first(
     works: Node, first: str
 ) -> None:
-    asked = request(memory_bytes=GIB)
+    requested = request(memory_bytes=GIB)
 
-    order = ranking(decide_on({"rests": resting(3), "works": works}, asked))
+    order = ranking(decide_on({"rests": resting(3), "works": works}, requested))
 
     assert order[0] == first
 
@@ -300,9 +305,9 @@ def expecting(gib: float) -> GpuRequest:
 def test_cards_with_room_rank_before_calmer_ones_without(strategy: Strategy) -> None:
     tight = shared(loaded(10, 0.35), loaded(10, 0.35), loaded(20, 0.35), replicas=4)
     roomy = shared(*[loaded(20, 0.9)] * 3, replicas=4)
-    asked = request(memory_bytes=int(16 * GIB), strategy=strategy)
+    requested = request(memory_bytes=int(16 * GIB), strategy=strategy)
 
-    assert ranking(decide_on({"tight": tight, "roomy": roomy}, asked)) == ["roomy", "tight"]
+    assert ranking(decide_on({"tight": tight, "roomy": roomy}, requested)) == ["roomy", "tight"]
 
 
 def test_a_pod_without_a_memory_request_is_estimated_from_similar_pods() -> None:

@@ -109,10 +109,10 @@ def test_the_parts_of_a_score_include_the_price(strategy: Strategy) -> None:
 
 def test_requests_evaluated_together_weigh_prices_each_for_itself() -> None:
     world = priced(PriceMode.PREFER)
-    asked = [request(), request(preferred_models=("H100",)), request(memory_bytes=1 << 30)]
-    before = [ranked(world, preferred_models=one.preferred_models) for one in asked]
+    requested = [request(), request(preferred_models=("H100",)), request(memory_bytes=1 << 30)]
+    before = [ranked(world, preferred_models=one.preferred_models) for one in requested]
     world.bind("tenant", "odd")
     world.read()
 
-    after = [world.rank(one).best for one in asked]
+    after = [world.rank(one).best for one in requested]
     assert after == [names[0] for names in before] == ["cheap", "dear", "cheap"]

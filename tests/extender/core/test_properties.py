@@ -39,7 +39,7 @@ from testkit.builders import (
 def decisions(data: st.DataObject, nodes: dict[str, Node], **how: Any) -> dict[str, Any]:
     """Draw the inputs of a decision besides the nodes."""
     return {
-        "asked": data.draw(fleet.requests()),
+        "requested": data.draw(fleet.requests()),
         "policy": data.draw(fleet.policies),
         "overlay": data.draw(fleet.overlays(list(nodes))),
         "models": fleet.MODELS,
@@ -160,18 +160,20 @@ def test_more_that_tenants_declared_never_lifts_a_rejection(
     assert after.codes[at] or not before.codes[at]
 
 
-@given(nodes=fleet.fleets(), asked=fleet.requests(), data=st.data())
+@given(nodes=fleet.fleets(), requested=fleet.requests(), data=st.data())
 def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
-    nodes: dict[str, Node], asked: GpuRequest, data: st.DataObject
+    nodes: dict[str, Node], requested: GpuRequest, data: st.DataObject
 ) -> None:
     before, overlay = (data.draw(fleet.overlays(list(nodes))) for _ in range(2))
     nominated = data.draw(st.sampled_from(["", *nodes]))
-    about = replace(asked, nominated_node=nominated)
+    about = replace(requested, nominated_node=nominated)
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
-    pool, ((_, ask),) = snapshot.pools[GPU], device_requests(about)
+    pool, ((_, device_request),) = snapshot.pools[GPU], device_requests(about)
 
     def inputs_with(overlay: Overlay) -> EvaluationInputs:
-        return EvaluationInputs(request=about, ask=ask, policy=Policy(), overlay=overlay)
+        return EvaluationInputs(
+            request=about, devices=device_request, policy=Policy(), overlay=overlay
+        )
 
     entry = evaluate_cached(snapshot, pool, inputs_with(before))
     # For some nodes the overlay is the same object, for the others a new one.
@@ -202,9 +204,11 @@ def test_requests_are_evaluated_together_as_alone(
 
     def all_inputs(overlay: Overlay) -> list[EvaluationInputs]:
         return [
-            EvaluationInputs(request=asked, ask=ask, policy=Policy(), overlay=overlay)
-            for asked in requests
-            for _, ask in device_requests(asked)
+            EvaluationInputs(
+                request=requested, devices=device_request, policy=Policy(), overlay=overlay
+            )
+            for requested in requests
+            for _, device_request in device_requests(requested)
         ]
 
     entries = [evaluate_cached(snapshot, pool, inputs) for inputs in all_inputs(before)]
@@ -233,10 +237,12 @@ def test_cached_results_of_other_requests_make_no_difference(
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     batch = snapshot.pools[GPU].batch
 
-    for asked in requests:
-        for _, ask in device_requests(asked):
+    for requested in requests:
+        for _, device_request in device_requests(requested):
             policy = data.draw(st.sampled_from(policies))
-            inputs = EvaluationInputs(request=asked, ask=ask, policy=policy, overlay={})
+            inputs = EvaluationInputs(
+                request=requested, devices=device_request, policy=policy, overlay={}
+            )
             shared = evaluate_for(inputs, batch, snapshot.models)
             alone = evaluate_for(inputs, replace(batch), snapshot.models)
             for column in ("codes", "scores", "bands", "utilization"):
@@ -256,9 +262,9 @@ def test_the_load_filter_refuses_no_pod_that_would_else_have_a_node(
     assert set(ranking(filtered)) <= set(ranking(without))
 
 
-@given(nodes=fleet.fleets(), asked=fleet.requests())
+@given(nodes=fleet.fleets(), requested=fleet.requests())
 def test_the_decision_reads_the_snapshot_and_never_writes_it(
-    nodes: dict[str, Node], asked: GpuRequest
+    nodes: dict[str, Node], requested: GpuRequest
 ) -> None:
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     pool = snapshot.pools[GPU]
@@ -274,7 +280,7 @@ def test_the_decision_reads_the_snapshot_and_never_writes_it(
 
     decide(
         snapshot,
-        asked,
+        requested,
         tuple(nodes),
         Policy(),
         overlays={},

@@ -23,9 +23,9 @@ from extender.core.request.request import GpuRequest
 from testkit.builders import (
     GPU,
     Node,
-    ask,
     busy,
     decide_on,
+    device_request,
     gpu,
     node,
     request,
@@ -41,7 +41,7 @@ def verdicts(fleet: dict[str, Node], about: GpuRequest) -> tuple[NodeVerdict, ..
     snapshot = snapshot_of(fleet, models=MODELS)
     inputs = EvaluationInputs(
         request=about,
-        ask=ask(about.count, float(about.memory_bytes or 0)),
+        devices=device_request(about.count, float(about.memory_bytes or 0)),
         policy=Policy(),
         overlay={},
     )

@@ -35,9 +35,9 @@ LIKELY, UNKNOWN = 2 / 3, 1 / 3
 IDLE_AT_MOST = gpu(utilization=0.29, memory_used=0.49, stress=1.0, spread=0.5)
 
 
-def best_first(nodes: dict[str, Node], asked: GpuRequest | None = None) -> list[str]:
+def best_first(nodes: dict[str, Node], requested: GpuRequest | None = None) -> list[str]:
     """Return the nodes by rank, with candidates in the opposite order, so that ties show."""
-    return ranking(decide_on(nodes, asked, candidates=tuple(sorted(nodes, reverse=True))))
+    return ranking(decide_on(nodes, requested, candidates=tuple(sorted(nodes, reverse=True))))
 
 
 def test_the_weights_sum_to_one() -> None:
@@ -75,11 +75,11 @@ def test_unknown_nodes_come_behind_idle_ones_and_ahead_of_busy_ones(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_node_that_is_not_known_at_all_ranks_with_the_unknown(strategy: Strategy) -> None:
-    asked = request(strategy=strategy, preferred_models=("H100",))
+    requested = request(strategy=strategy, preferred_models=("H100",))
     models = ("", "nvidia h100")
 
-    idle = score_of(node(IDLE_AT_MOST), asked, models=models)
-    preferred_but_busy = score_of(node(busy(), model_id=1), asked, models=models)
+    idle = score_of(node(IDLE_AT_MOST), requested, models=models)
+    preferred_but_busy = score_of(node(busy(), model_id=1), requested, models=models)
 
     assert preferred_but_busy < unknown_score(0) < idle
 
@@ -95,11 +95,11 @@ def test_a_node_that_is_not_known_at_all_ranks_with_the_unknown(strategy: Strate
 def test_nodes_score_by_the_chance_that_all_devices_are_idle(
     devices: list[Gpu], count: int, strategy: Strategy, preferred: tuple[str, ...]
 ) -> None:
-    asked = request(count, strategy=strategy, preferred_models=preferred)
+    requested = request(count, strategy=strategy, preferred_models=preferred)
     described = node(*devices[:8], model_id=1)
     needed = min(count, len(described.gpus))
 
-    score = score_of(described, asked, models=("", "nvidia h100"))
+    score = score_of(described, requested, models=("", "nvidia h100"))
 
     choices = list(combinations([chance_of(device) for device in described.gpus], needed))
     each = (sum(map(prod, choices)) / len(choices)) ** (1 / needed)
@@ -209,16 +209,16 @@ def test_freed_device_of_a_preferred_model_ranks_before_idle_others(
     strategy: Strategy,
 ) -> None:
     nodes = {"v": of_model(3, gpu()), "a": of_model(2, freed())}
-    asked = request(preferred_models=("A100", "V100"), strategy=strategy)
+    requested = request(preferred_models=("A100", "V100"), strategy=strategy)
 
-    assert ranking(decide_on(nodes, asked, models=MODELS)) == ["a", "v"]
+    assert ranking(decide_on(nodes, requested, models=MODELS)) == ["a", "v"]
 
 
 def test_require_idle_waits_for_a_reading_of_a_just_freed_device() -> None:
-    asked = request(requires_idle=True)
+    requested = request(requires_idle=True)
 
-    assert ranking(decide_on({"freed": node(freed())}, asked)) == []
-    assert ranking(decide_on({"read": node(gpu())}, asked)) == ["read"]
+    assert ranking(decide_on({"freed": node(freed())}, requested)) == []
+    assert ranking(decide_on({"read": node(gpu())}, requested)) == ["read"]
 
 
 def test_require_idle_takes_every_device_that_the_kubelet_may_hand_out() -> None:
@@ -246,10 +246,10 @@ def test_devices_without_cpu_memory_or_storage_are_no_room() -> None:
         "memory": node(*[gpu()] * 7, free_bytes=int(45 * GIB)),
         "three": node(*[gpu()] * 3, free_millicores=64_000),
     }
-    asked = request(1, millicores=8_000, host_bytes=int(10 * GIB))
+    requested = request(1, millicores=8_000, host_bytes=int(10 * GIB))
     stored = request(1, storage_bytes=int(100 * GIB))
 
-    assert best_first(nodes, asked) == ["cpu", "three", "memory", "storage"]
+    assert best_first(nodes, requested) == ["cpu", "three", "memory", "storage"]
     assert best_first(nodes, stored) == ["storage", "three", "cpu", "memory"]
     assert best_first(nodes, request(1)) == ["three", "cpu", "memory", "storage"]
 
@@ -337,9 +337,9 @@ def test_pack_counts_replicas_of_shared_devices() -> None:
     ],
 )
 def test_each_smaller_term_costs_something(worse: Gpu, strategy: Strategy) -> None:
-    asked = request(strategy=strategy)
+    requested = request(strategy=strategy)
 
-    assert score_of(node(worse), asked) < score_of(node(gpu()), asked)
+    assert score_of(node(worse), requested) < score_of(node(gpu()), requested)
 
 
 def test_each_tenant_of_a_shared_device_costs_something() -> None:
@@ -355,12 +355,12 @@ def test_extra_idle_cards_add_no_score() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_best_and_the_worst_node_stay_within_bounds(strategy: Strategy) -> None:
-    asked = request(strategy=strategy, preferred_models=("H100",))
+    requested = request(strategy=strategy, preferred_models=("H100",))
     models = ("", "nvidia h100")
     worst_gpu = busy(utilization=1.0, memory_used=1.0, spread=0.5, stress=1.0)
 
-    best = score_of(node(*[gpu()] * 16, model_id=1), asked, models=models)
-    worst = score_of(node(*[worst_gpu] * 16), asked, models=models)
+    best = score_of(node(*[gpu()] * 16, model_id=1), requested, models=models)
+    worst = score_of(node(*[worst_gpu] * 16), requested, models=models)
 
     assert 0.99 < best < 1.0
     assert 0.0 <= worst < 0.02  # it has the requested memory: 0
@@ -374,8 +374,8 @@ def of_model(model_id: int, *gpus: Gpu) -> Node:
 
 
 def prefer(nodes: dict[str, Node], *models: str) -> list[str]:
-    asked = request(preferred_models=models)
-    return ranking(decide_on(nodes, asked, models=MODELS))
+    requested = request(preferred_models=models)
+    return ranking(decide_on(nodes, requested, models=MODELS))
 
 
 def test_models_are_preferred_in_the_order_of_the_pods_list() -> None:

@@ -7,7 +7,7 @@ from extender.core.decision.assessment import assess
 from extender.core.decision.evaluation import estimates
 from extender.core.policy import Policy
 from extender.core.shared_results import MAX_RESULTS, SharedResults
-from testkit.builders import GIB, ask, batch_of, busy, gpu, node
+from testkit.builders import GIB, batch_of, busy, device_request, gpu, node
 
 
 def refuse() -> str:
@@ -49,12 +49,12 @@ def test_requests_with_other_memory_share_the_remaining_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch = batch_of(node(gpu(), busy()), node(busy(), busy()))
-    assess(batch, ask(memory_bytes=GIB).columns, estimates(Policy()))
+    assess(batch, device_request(memory_bytes=GIB).columns, estimates(Policy()))
     monkeypatch.setattr(assessment, "landing_set", None)  # any call fails
     monkeypatch.setattr(assessment, "_idleness", None)
 
-    found = assess(batch, ask(memory_bytes=100 * GIB).columns, estimates(Policy()))
+    found = assess(batch, device_request(memory_bytes=100 * GIB).columns, estimates(Policy()))
 
     assert not found.fits.any()
     with pytest.raises(TypeError):
-        assess(batch, ask(2).columns, estimates(Policy()))
+        assess(batch, device_request(2).columns, estimates(Policy()))

@@ -25,8 +25,8 @@ def decided(
     fleet: dict[str, Node], *, like: list[str] | None = None, ranked: int = COUNT
 ) -> Decision:
     snapshot = snapshot_of(fleet)
-    asked = like or list(fleet)
-    return decide(snapshot, request(), asked, Policy(), overlays={}, ranked=ranked)
+    requested = like or list(fleet)
+    return decide(snapshot, request(), requested, Policy(), overlays={}, ranked=ranked)
 
 
 def fleet_of(zones: str, **changes: Any) -> dict[str, Node]:

@@ -23,11 +23,11 @@ from testkit.builders import (
     GPU,
     Gpu,
     Node,
-    ask,
     assessment_of,
     batch_of,
     busy,
     decide_on,
+    device_request,
     freed,
     gpu,
     node,
@@ -38,12 +38,12 @@ from testkit.builders import (
 )
 
 
-def verdict_on(described: Node, **asked: Any) -> NodeVerdict:
+def verdict_on(described: Node, **requested: Any) -> NodeVerdict:
     snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
-    about = request(**asked)
+    about = request(**requested)
     inputs = EvaluationInputs(
         request=about,
-        ask=ask(about.count, float(about.memory_bytes or 0)),
+        devices=device_request(about.count, float(about.memory_bytes or 0)),
         policy=Policy(),
         overlay={},
     )
@@ -109,10 +109,10 @@ def test_refusal_lifted_by_leaving_pods_is_not_named(
     leaving: tuple[int, ...],
 ) -> None:
     described = shared(gpu(memory_used=0.9, used=1), leaving=leaving)
-    asked = {"memory_bytes": int(50 * GIB), "nominated_node": "node"}
+    requested = {"memory_bytes": int(50 * GIB), "nominated_node": "node"}
 
     rejection = "" if leaving else Rejection.NO_MEMORY
-    assert verdict_on(described, **asked).rejection == rejection
+    assert verdict_on(described, **requested).rejection == rejection
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,9 @@ def test_devices_that_the_pod_cannot_get_are_named_too() -> None:
 
 def test_no_nodes_need_no_explanation() -> None:
     snapshot = snapshot_of({"a": node()})
-    inputs = EvaluationInputs(request=request(), ask=ask(), policy=Policy(), overlay={})
+    inputs = EvaluationInputs(
+        request=request(), devices=device_request(), policy=Policy(), overlay={}
+    )
     evidence = gather(snapshot, snapshot.pools[GPU], inputs, ["unknown"])
 
     assert explain(evidence) == ()
@@ -182,7 +184,9 @@ def test_scores_alone_are_those_of_the_whole_verdict(strategy: Strategy) -> None
     }
     snapshot = snapshot_of(nodes)
     about = request(strategy=strategy)
-    inputs = EvaluationInputs(request=about, ask=ask(about.count, 0.0), policy=Policy(), overlay={})
+    inputs = EvaluationInputs(
+        request=about, devices=device_request(about.count, 0.0), policy=Policy(), overlay={}
+    )
     evidence = gather(snapshot, snapshot.pools[GPU], inputs, list(nodes))
 
     scores = {one.node: one for one in scores_of(evidence)}

@@ -53,9 +53,9 @@ def test_records_keep_their_values_on_another_clock(sent: list[AnsweredRequest])
 
 
 def message(**changes: Any) -> bytes:
-    asked = {"verb": "filter", "uid": "u", "age_seconds": 1.0}
+    requested = {"verb": "filter", "uid": "u", "age_seconds": 1.0}
     return json.dumps(
-        {"version": VERSION, "instance": "a", "asked": [{**asked, **changes}]}
+        {"version": VERSION, "instance": "a", "asked": [{**requested, **changes}]}
     ).encode()
 
 

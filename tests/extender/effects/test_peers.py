@@ -113,8 +113,8 @@ async def test_a_delayed_record_counts_from_the_time_of_its_request(
     for transit_seconds in (0.001, 0.6):
         asked_at = clock.now
         theirs = asked_at - 900.0  # another machine's clock
-        asked = AnsweredRequest(verb="filter", uid="u", key="team/p", at=theirs, choices=1)
-        body = encode_message("them", [asked], to="us", gap_at=0.0, mark=None, now=theirs)
+        requested = AnsweredRequest(verb="filter", uid="u", key="team/p", at=theirs, choices=1)
+        body = encode_message("them", [requested], to="us", gap_at=0.0, mark=None, now=theirs)
         clock.now += transit_seconds
         assert (await client.post(PATH, data=body)).status == 200
 

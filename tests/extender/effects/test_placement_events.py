@@ -109,10 +109,10 @@ async def test_the_event_shows_the_readings_of_the_decision() -> None:
 @pytest.mark.parametrize(
     ("target", "gpus", "text"),
     [
-        ("node-7::0,1", 2, "GPU 0,1 as asked"),
-        ("node-7::0,1,3", 1, "GPU 0,1 as asked"),
-        ("node-7::1", 1, "it asked for GPU 1, and the kubelet chooses from GPU 0,1"),
-        ("node-7::2", 1, "it asked for GPU 2, and the kubelet chooses from GPU 0,1"),
+        ("node-7::0,1", 2, "GPU 0,1 as requested"),
+        ("node-7::0,1,3", 1, "GPU 0,1 as requested"),
+        ("node-7::1", 1, "it requested GPU 1, and the kubelet chooses from GPU 0,1"),
+        ("node-7::2", 1, "it requested GPU 2, and the kubelet chooses from GPU 0,1"),
     ],
 )
 async def test_whether_the_pod_gets_the_gpus_that_it_named(
@@ -128,7 +128,9 @@ async def test_an_event_promises_no_gpus_without_an_index() -> None:
     world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1, target="dark::0")
 
-    assert describe(bind(world, "dark")).endswith("it is unknown whether it gets GPU 0 as asked")
+    assert describe(bind(world, "dark")).endswith(
+        "it is unknown whether it gets the requested GPU 0"
+    )
 
 
 async def test_event_says_that_the_node_is_unknown() -> None:

@@ -145,14 +145,14 @@ async def test_a_check_examines_a_limited_number_of_requests(
     for number in range(3 * MAX_NEEDS):
         waits(world, f"p-{number}", **{**GATED, **too_much_memory(number)})
     waking = waker(client, world, EACH)
-    asked = count_ranks(world)
+    requested = count_ranks(world)
     turn_idle(world, "y")
 
     await waking.look()
-    assert len(asked) == MAX_NEEDS
+    assert len(requested) == MAX_NEEDS
     await look(waking, 2)
 
-    assert len(set(asked)) == 3 * MAX_NEEDS
+    assert len(set(requested)) == 3 * MAX_NEEDS
 
 
 async def test_pods_that_are_woken_repeatedly_without_effect_delay_no_other_pod(

@@ -248,8 +248,8 @@ def test_a_woken_pod_that_is_already_gone_is_ignored() -> None:
 # --- waiting pods, and nodes with room ------------------------------------------------------------
 
 
-def room(world: World, asked: GpuRequest, selection: Selection = ANYWHERE) -> tuple[str, ...]:
-    roomy = nodes_with_room(world.fleet.snapshot(), world.fleet.nodes, asked)
+def room(world: World, requested: GpuRequest, selection: Selection = ANYWHERE) -> tuple[str, ...]:
+    roomy = nodes_with_room(world.fleet.snapshot(), world.fleet.nodes, requested)
     return open_to(selection, roomy, world.fleet.nodes)
 
 
@@ -282,7 +282,7 @@ def test_room_must_be_there_for_every_resource() -> None:
     world = World()
     for name, resources in (("both", {GPU: 1, "nvidia.com/mig-1g.5gb": 7}), ("one", {GPU: 1})):
         world.add_node(name, allocatable=resources, capacity=resources)
-    asked = request(resources=((GPU, 1), ("nvidia.com/mig-1g.5gb", 1)))
+    requested = request(resources=((GPU, 1), ("nvidia.com/mig-1g.5gb", 1)))
 
-    assert room(world, asked) == ("both",)
+    assert room(world, requested) == ("both",)
     assert room(world, GpuRequest(resource="nvidia.com/unknown", count=1)) == ()

@@ -73,7 +73,7 @@ async def test_the_node_is_annotated_where_the_setting_says_so(world: World) -> 
 
     await waker(recorder, world, EAGER.model_copy(update={"target": WakeTarget.NODE})).look()
 
-    assert recorder.asked == [("PATCH", "/api/v1/nodes/y", "patch nodes")]
+    assert recorder.requested == [("PATCH", "/api/v1/nodes/y", "patch nodes")]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ async def test_pods_with_equal_requests_are_woken_for_different_nodes(
 async def test_own_refusal_counts_until_kube_scheduler_reports_one(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
-    asked = request(requires_idle=True)
-    world.placer.place("filter", pod_ref("p"), asked, ("x", "y"))
+    requested = request(requires_idle=True)
+    world.placer.place("filter", pod_ref("p"), requested, ("x", "y"))
     fresh = waits(world, is_unscheduled=False, is_refused=False, wishes=())
     waking = waker(client, world)
 
@@ -246,10 +246,10 @@ async def test_the_setting_names_the_namespace_of_lease_and_object(world: World)
     changed = ("PATCH", state, "patch csistoragecapacities.storage.k8s.io")
 
     async with running(build_waker(recorder, world.placer, settings, kubeconfig=None)):
-        await eventually(lambda: changed in recorder.asked)
+        await eventually(lambda: changed in recorder.requested)
 
-    assert recorder.asked[:2] == taken
-    assert {*recorder.asked} == {*taken, changed}  # the Lease may have been renewed meanwhile
+    assert recorder.requested[:2] == taken
+    assert {*recorder.requested} == {*taken, changed}  # the Lease may have been renewed meanwhile
 
 
 async def test_pods_are_woken_while_the_setting_says_so(client: KubeClient, world: World) -> None:

@@ -113,7 +113,7 @@ async def test_a_replica_that_is_not_elected_sends_no_requests(
     looks = count_ranks(world)
 
     async with running(waking):
-        await eventually(lambda: leading.asked >= 3)
+        await eventually(lambda: leading.requested >= 3)
         assert (kube.writes, looks) == ([], [])
 
         leading.leads = True
@@ -143,17 +143,17 @@ async def test_each_distinct_request_is_examined_once(client: KubeClient, world:
     turn_idle(world, "y")
     for number in range(50):
         waits(world, f"p{number}")
-    asked = count_ranks(world)
+    requested = count_ranks(world)
 
     await waker(client, world).look()
-    assert len(asked) == 1
+    assert len(requested) == 1
 
     selection = read_selection({"spec": {"tolerations": [{"operator": "Exists"}]}})
     for number in range(25):
         waits(world, f"p{number}", selection=selection)
-    asked.clear()
+    requested.clear()
     await waker(client, world).look()
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 async def test_one_check_is_bounded_and_the_next_continues(
@@ -163,14 +163,14 @@ async def test_one_check_is_bounded_and_the_next_continues(
     for number in range(2 * MAX_NEEDS):
         wish = ("idlegpu.io/max-utilization", str(20 + number))
         waits(world, f"p{number}", wishes=(*IDLE_ONLY, wish))
-    asked = count_ranks(world)
+    requested = count_ranks(world)
     waking = waker(client, world)
 
     await waking.look()
-    assert len(asked) == MAX_NEEDS
+    assert len(requested) == MAX_NEEDS
     await waking.look()
 
-    assert len(set(asked)) == 2 * MAX_NEEDS
+    assert len(set(requested)) == 2 * MAX_NEEDS
 
 
 async def test_very_many_equal_pods_are_examined_in_rotation(

@@ -28,11 +28,11 @@ class Leading:
 
     def __init__(self, *, leads: bool = True) -> None:
         self.leads = leads
-        self.asked = 0
+        self.requested = 0
 
     @property
     def is_held(self) -> bool:
-        self.asked += 1
+        self.requested += 1
         return self.leads
 
     async def run(self) -> None:
@@ -51,18 +51,18 @@ class Recorder(KubeClient):
     """Recorder of requests to the API server for objects that the fake one lacks."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str]] = []
+        self.requested: list[tuple[str, str, str]] = []
 
     @override
     async def send(self, method: str, path: str, body: object, **how: Any) -> bytes:
         assert body
-        self.asked.append((method, path, str(how["action"])))
+        self.requested.append((method, path, str(how["action"])))
         return b""
 
     @override
     async def get(self, path: str, params: object, **how: Any) -> dict[str, object]:
         assert not params
-        self.asked.append(("GET", path, str(how["action"])))
+        self.requested.append(("GET", path, str(how["action"])))
         return {"metadata": {"resourceVersion": "1"}, "spec": {}}
 
 
@@ -115,15 +115,15 @@ def wakes(kube: FakeKube) -> list[str]:
 
 def count_ranks(world: World) -> list[object]:
     """Record the GPU request of each later call of the placer."""
-    asked: list[object] = []
+    requested: list[object] = []
     rank = world.placer.rank
 
     def counted(about: Any, *args: Any, **named: Any) -> object:
-        asked.append(about)
+        requested.append(about)
         return rank(about, *args, **named)
 
     world.placer.rank = counted  # type: ignore[method-assign, assignment] # and asks on
-    return asked
+    return requested
 
 
 @contextlib.asynccontextmanager

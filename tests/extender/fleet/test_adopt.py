@@ -186,23 +186,23 @@ def test_an_evaluation_under_the_former_policy_is_not_reused() -> None:
     world.card("half").values.update(dict.fromkeys(list(BUSY)[:2], 0.45))
     world.read()
     # It has its own thresholds: only the estimates by the policy may change.
-    asked = replace(request(1), strategy=Strategy.SPREAD)
-    assert world.rank(asked).codes.tolist() == [0, 0]
+    requested = replace(request(1), strategy=Strategy.SPREAD)
+    assert world.rank(requested).codes.tolist() == [0, 0]
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, load_filter=LoadFilter(is_enabled=True))))
 
-    assert [bool(code) for code in world.rank(asked).codes] == [True, False]
+    assert [bool(code) for code in world.rank(requested).codes] == [True, False]
 
 
 def test_evaluation_under_another_policy_is_not_reused_in_a_snapshot() -> None:
     world = time_sliced(2)
     world.bind("unsettled", "node-0")
-    asked = request(1)
-    before = world.rank(asked).scores.tolist()
+    requested = request(1)
+    before = world.rank(requested).scores.tolist()
 
     world.fleet.policy = replace(DEFAULT, assumed=Assumed(utilization=0.9))
 
-    assert world.rank(asked).scores.tolist() != before
+    assert world.rank(requested).scores.tolist() != before
 
 
 def test_a_decision_is_explained_under_the_policy_it_was_made_with() -> None:

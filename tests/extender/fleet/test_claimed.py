@@ -151,16 +151,16 @@ def test_a_nodes_devices_are_looked_up_once_for_all_its_claims() -> None:
     infos = {row: DeviceInfo(node="node", uuid=f"GPU-node-{row}", index=row) for row in tenants}
     holding = PodRecord(uid="", namespace="ns", name="", has_claims=True)
     pods = [replace(holding, name=f"p{row}", claimed=(claimed(row),)) for row in tenants]
-    asked: list[int] = []
+    requested: list[int] = []
 
     def info_of(row: int) -> DeviceInfo:
-        asked.append(row)
+        requested.append(row)
         return infos[row]
 
     add_claimed(pods, tenants, info_of)
 
     assert tenants == {row: {f"ns/p{row}"} for row in infos}
-    assert len(asked) == len(infos)
+    assert len(requested) == len(infos)
 
 
 def test_busy_device_may_belong_to_a_claimants_unseen_plugin_device() -> None:

@@ -166,8 +166,8 @@ def scores_of(decision: Decision) -> dict[str, float]:
 
 def own_rank(world: World, owner: str) -> Decision:
     """Return the scores for the next pod of an owner."""
-    asked = world.fleet.informed(request(), (owner_key("ns", owner, ""),))
-    return world.rank(asked)
+    requested = world.fleet.informed(request(), (owner_key("ns", owner, ""),))
+    return world.rank(requested)
 
 
 def test_a_failing_jobs_own_next_pods_try_another_node_until_that_fades() -> None:
@@ -201,10 +201,10 @@ def test_an_avoided_node_is_explained_and_nothing_else_changes() -> None:
     world.bind("train-1", "calm", owner="Job train", is_failed_early=True)
     world.fleet.remove_pod("uid-train-1", NOW)
     world.read_after(30, times=2)
-    asked = world.fleet.informed(request(), ("ns/Job train",))
+    requested = world.fleet.informed(request(), ("ns/Job train",))
 
-    after = scores_of(world.rank(asked))
-    shown = {one.node: one for one in world.placer.explain_nodes(asked, ["calm", "lively"])}
+    after = scores_of(world.rank(requested))
+    shown = {one.node: one for one in world.placer.explain_nodes(requested, ["calm", "lively"])}
 
     assert {node: after[node] for node in before} == pytest.approx(before, abs=1e-3)
     assert shown["calm"].score == after["calm"]

@@ -30,7 +30,7 @@ def world(racks: dict[str, str], cards: int = 2, **node: Any) -> World:
     return made
 
 
-def asked(size: int | None = None, **changes: Any) -> GpuRequest:
+def requested(size: int | None = None, **changes: Any) -> GpuRequest:
     return request(group=replace(GROUP, size=size), **changes)
 
 
@@ -48,9 +48,9 @@ def test_a_group_counts_its_pods_bound_assumed_and_waiting() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0", "p-1", "p-2")
     made.bind("p-3", "a", group=GROUP)
-    made.place("p-2", asked())
+    made.place("p-2", requested())
 
-    found = need(made, "p-0", asked())
+    found = need(made, "p-0", requested())
 
     assert found is not None
     assert found.size == 4
@@ -81,14 +81,14 @@ def test_a_size_from_an_object_counts_unless_the_pod_says_one() -> None:
     waiting(made, "p-0")
     made.fleet.apply_group_size(GROUP.key, 5)
 
-    by_object, by_pod = need(made, "p-0", asked()), need(made, "p-0", asked(3))
+    by_object, by_pod = need(made, "p-0", requested()), need(made, "p-0", requested(3))
     assert by_object is not None
     assert by_pod is not None
     assert (by_object.size, by_object.total) == (5, 5)
     assert (by_pod.size, by_pod.total) == (3, 3)
 
     made.fleet.apply_group_size(GROUP.key, None)
-    assert need(made, "p-0", asked()) is None
+    assert need(made, "p-0", requested()) is None
     least = need(made, "p-0", request(group=replace(GROUP, least=4)))
     assert least is not None
     assert (least.size, least.total) == (4, 4)
@@ -98,7 +98,7 @@ def test_a_size_that_the_pod_says_counts_pods_that_do_not_exist_yet() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0")
 
-    found = need(made, "p-0", asked(4))
+    found = need(made, "p-0", requested(4))
 
     assert found is not None
     assert (found.size, found.rest, found.total) == (4, 4, 4)
@@ -108,7 +108,7 @@ def test_a_group_larger_than_it_has_to_be_needs_its_smallest_pods_only() -> None
     made = world({"a": "1"})
     waiting(made, "p-0", "p-1", "p-2", resources={GPU: 2})
 
-    found = need(made, "p-0", asked(2))
+    found = need(made, "p-0", requested(2))
 
     assert found is not None
     assert found.size == 3
@@ -131,14 +131,14 @@ def test_pods_that_are_gone_or_of_another_namespace_do_not_count(state: str) -> 
         case _:
             made.fleet.apply_pod(replace(other, group=replace(GROUP, namespace="other")))
 
-    assert need(made, "p-0", asked()) is None
+    assert need(made, "p-0", requested()) is None
 
 
 def test_a_pod_alone_in_its_group_or_in_none_needs_nothing() -> None:
     made = world({"a": "1"})
     waiting(made, "p-0")
 
-    assert need(made, "p-0", asked()) is None
+    assert need(made, "p-0", requested()) is None
     assert need(made, "p-0", request()) is None
 
 
@@ -148,7 +148,7 @@ def test_later_pods_follow_the_first_into_its_rack() -> None:
     made.bind("p-0", "d", 2, group=GROUP)
     made.read()
 
-    decision = made.placer.weigh(pod_ref("p-1"), asked(), tuple(made.fleet.nodes)).decision
+    decision = made.placer.weigh(pod_ref("p-1"), requested(), tuple(made.fleet.nodes)).decision
 
     assert ranking(decision)[0] == "b"
     assert decision.group is not None
@@ -159,21 +159,21 @@ def test_a_changed_label_counts_at_once() -> None:
     made = world({"a": "1", "b": "2", "c": "1"})
     made.bind("p-0", "a", 2, group=GROUP)
     made.read()
-    assert made.rank(asked()).best == "c"
+    assert made.rank(requested()).best == "c"
 
     made.fleet.apply_node(replace(made.fleet.nodes["b"], other_labels={RACK: "1"}))
     made.fleet.apply_node(replace(made.fleet.nodes["c"], other_labels={RACK: "2"}))
 
-    assert made.rank(asked()).best == "b"
+    assert made.rank(requested()).best == "b"
 
 
 def test_the_topology_is_kept_while_no_label_changes() -> None:
     made = world({"a": "1", "b": "2"})
     waiting(made, "p-0", "p-1")
-    before = need(made, "p-0", asked())
+    before = need(made, "p-0", requested())
 
     made.fleet.apply_node(replace(made.fleet.nodes["b"], is_ready=False))
-    after = need(made, "p-0", asked())
+    after = need(made, "p-0", requested())
 
     assert before is not None
     assert after is not None
@@ -188,7 +188,7 @@ def test_the_topology_is_a_setting() -> None:
     made.bind("p-0", "c", group=GROUP)
     made.read()
 
-    assert ranking(made.rank(asked(), ["a", "b"])) == ["a", "b"]
+    assert ranking(made.rank(requested(), ["a", "b"])) == ["a", "b"]
 
 
 def test_without_topology_groups_do_not_count() -> None:
@@ -196,8 +196,8 @@ def test_without_topology_groups_do_not_count() -> None:
     made.add_node("a", 1)
     made.read()
 
-    assert made.rank(asked(9)).group is None
-    assert made.rank(asked(9)).best == "a"
+    assert made.rank(requested(9)).group is None
+    assert made.rank(requested(9)).best == "a"
 
 
 def refused(made: World, wanted: GpuRequest, name: str = "p-0") -> dict[str, int]:
@@ -207,12 +207,12 @@ def refused(made: World, wanted: GpuRequest, name: str = "p-0") -> dict[str, int
 def test_first_pod_of_a_too_large_group_is_refused_until_a_node_is_added() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0")
-    assert refused(made, asked(5)) == dict.fromkeys("ab", Code.GROUP_TOO_LARGE)
+    assert refused(made, requested(5)) == dict.fromkeys("ab", Code.GROUP_TOO_LARGE)
 
     made.add_node("c", 1)
     made.read()
 
-    assert refused(made, asked(5)) == {}
+    assert refused(made, requested(5)) == {}
 
 
 def test_held_devices_count_as_room_that_could_become_free() -> None:
@@ -220,13 +220,13 @@ def test_held_devices_count_as_room_that_could_become_free() -> None:
     made.bind("other", "a", 1)
     made.read()
 
-    assert refused(made, asked(4)) == {}
+    assert refused(made, requested(4)) == {}
 
 
 def test_nearness_without_requirement_refuses_no_pod() -> None:
     made = world({"a": "1"})
 
-    assert refused(made, asked(5, group_policy=GroupPolicy.PREFER)) == {}
+    assert refused(made, requested(5, group_policy=GroupPolicy.PREFER)) == {}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_only_nodes_that_could_ever_take_the_pod_count(
     made.read()
     waiting(made, "p-0", selection=selection)
 
-    assert refused(made, asked(4)).get("a", Code.PASSES) == expected
+    assert refused(made, requested(4)).get("a", Code.PASSES) == expected
 
 
 def test_nothing_is_evicted_for_a_group_that_cannot_fit() -> None:
@@ -257,5 +257,5 @@ def test_nothing_is_evicted_for_a_group_that_cannot_fit() -> None:
     made.read()
     victims = [Victims(node="a", uids=frozenset({low.uid}))]
 
-    assert made.placer.accepts_without(pod_ref("p-0"), asked(2), victims) == {"a"}
-    assert made.placer.accepts_without(pod_ref("p-0"), asked(3), victims) == frozenset()
+    assert made.placer.accepts_without(pod_ref("p-0"), requested(2), victims) == {"a"}
+    assert made.placer.accepts_without(pod_ref("p-0"), requested(3), victims) == frozenset()

@@ -12,7 +12,7 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodPhase
 from extender.core.policy import Assumed, Policy
-from testkit.builders import GPU, ask, ranking, request
+from testkit.builders import GPU, device_request, ranking, request
 from testkit.world import World, one_node, time_sliced
 
 MINUTE = 60.0
@@ -33,7 +33,7 @@ def counted(world: World) -> float:
     """Return the activity that the estimate of the node's first device uses."""
     snapshot = world.fleet.snapshot()
     batch = current_batch(snapshot.pools[GPU], snapshot.telemetry)
-    return float(assess(batch, ask().columns, estimates(world.policy)).utilization[0, 0])
+    return float(assess(batch, device_request().columns, estimates(world.policy)).utilization[0, 0])
 
 
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])

@@ -32,8 +32,8 @@ def use(made: World, *cards: int, **changes: Any) -> None:
 
 def code(made: World, resource: str, memory_bytes: int | None = None) -> Code:
     """Return the rejection code of the node for a pod that requests one device of a resource."""
-    asked = GpuRequest(resource=resource, count=1, memory_bytes=memory_bytes)
-    return Code(int(made.rank(asked).codes[0]))
+    requested = GpuRequest(resource=resource, count=1, memory_bytes=memory_bytes)
+    return Code(int(made.rank(requested).codes[0]))
 
 
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])

@@ -10,7 +10,7 @@ from extender.core.decision.landing import BY_USE
 from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
-from testkit.builders import GIB, GPU, ask, ranking, rejected, request
+from testkit.builders import GIB, GPU, device_request, ranking, rejected, request
 from testkit.world import BUSY, IDLE, World, one_node
 
 LOADED = {Signal.MEMORY_USED: 60 * GIB, Signal.MEMORY_FREE: 20 * GIB}
@@ -32,7 +32,7 @@ def landing_on(world: World, count: int = 1) -> tuple[list[int], int, float]:
     """Return the candidate devices, the number of held ones, and the chance of idle ones."""
     snapshot = world.fleet.snapshot()
     inputs = EvaluationInputs(
-        request=request(count), ask=ask(count), policy=world.policy, overlay={}
+        request=request(count), devices=device_request(count), policy=world.policy, overlay={}
     )
     (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], inputs, ["node"]))
     cards = [at for at, device in enumerate(verdict.devices) if device.can_land]

@@ -198,24 +198,24 @@ async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(world: World, client
 
 
 @pytest.mark.parametrize(
-    ("asked", "used", "kind", "suggested"),
+    ("requested", "used", "kind", "suggested"),
     [(40.0, 8.0, "asks-too-much", 10), (10.0, 30.0, "asks-too-little", 36), (20.0, 15.0, "", 0)],
 )
 async def test_pods_with_far_too_high_or_low_memory_requests_are_named(
-    world: World, client: Client, asked: float, used: float, kind: str, suggested: int
+    world: World, client: Client, requested: float, used: float, kind: str, suggested: int
 ) -> None:
     world.register_node("w", gpus=1)
-    name = world.have("server", "w", memory_bytes=int(asked * GIB))
+    name = world.have("server", "w", memory_bytes=int(requested * GIB))
     world.live({"w": [card(name, busy=0.7, used_gib=used)]}, HOUR)
 
     found = (await get(client, "/v1/advice"))["pods"]
 
     assert [one["kind"] for one in found] == ([kind] if kind else [])
     if kind:
-        assert found[0]["asked_memory_bytes"] == asked * GIB
+        assert found[0]["asked_memory_bytes"] == requested * GIB
         assert found[0]["suggested_memory_bytes"] == suggested * GIB
         assert found[0]["memory_most_bytes"] == pytest.approx(used * GIB, rel=0.02)
-        assert f"{asked:.1f} GiB of each GPU" in found[0]["why"]
+        assert f"{requested:.1f} GiB of each GPU" in found[0]["why"]
 
 
 async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
@@ -248,8 +248,8 @@ async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
 ) -> None:
     world.add_shared("s", 4)
     names = [
-        world.have(name, "s", resource=SHARED, memory_bytes=asked * GIB)
-        for name, asked in (("greedy", 40), ("short", 4), ("right", 10))
+        world.have(name, "s", resource=SHARED, memory_bytes=requested * GIB)
+        for name, requested in (("greedy", 40), ("short", 4), ("right", 10))
     ]
     world.live({"s": [card(*names, used_gib=20.0)]}, HOUR)
     report_memory(world, 20, greedy=5.0, short=6.0, right=9.0)

@@ -41,7 +41,7 @@ class FakePlots:
 
     world: World
     error: str = ""
-    asked: list[tuple[int, float]] = field(default_factory=list)
+    requested: list[tuple[int, float]] = field(default_factory=list)
     is_configured: bool = True
     hold: asyncio.Event | None = None
 
@@ -49,7 +49,7 @@ class FakePlots:
         raise AssertionError(devices)
 
     async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> PastAnswer:
-        self.asked.append((len(devices), seconds))
+        self.requested.append((len(devices), seconds))
         if self.hold is not None:
             await self.hold.wait()
         if self.error:
@@ -76,7 +76,7 @@ async def test_periods_over_an_hour_come_from_prometheus(
     answer = await get(client, "/v1/advice", over="86400")
     (found,) = answer["cards"]
 
-    assert plots.asked == [(1, 86400.0)]
+    assert plots.requested == [(1, 86400.0)]
     assert (answer["sources"], found["source"]) == (["prometheus"], "prometheus")
     assert (found["activity_ratio"], found["memory_bytes"]) == (0.4, 30 * GIB)
     # In half of the day the card had other tenants.
@@ -97,7 +97,9 @@ async def test_without_prometheus_the_last_hour_counts_with_a_note(
 
     answer = await get(client, "/v1/advice", over="86400")
 
-    assert len(plots.asked) == 1  # 80 cards in two batches: after a failed query no other is sent
+    assert (
+        len(plots.requested) == 1
+    )  # 80 cards in two batches: after a failed query no other is sent
     assert (answer["sources"], answer["note"]) == (["memory"], "cannot query Prometheus: HTTP 503")
     assert answer["samples"] == 60
 
@@ -122,13 +124,13 @@ async def test_prometheus_is_queried_once_a_minute_for_all_callers(
     }
 
     assert spans == {86400.0}
-    assert reported.asked == [(1, 86400.0)]
+    assert reported.requested == [(1, 86400.0)]
     world.now += 60.0
     await get(client, "/v1/advice", over="86400")
-    assert len(reported.asked) == 2
+    assert len(reported.requested) == 2
     for over in range(3_601, 2_592_001, 9_973):
         await get(client, "/v1/advice", over=str(over))
-    assert len(reported.asked) <= 2 + 10
+    assert len(reported.requested) <= 2 + 10
 
 
 async def test_a_span_of_our_own_memory_is_taken_as_it_is(
@@ -138,7 +140,7 @@ async def test_a_span_of_our_own_memory_is_taken_as_it_is(
 
     answer = await get(client, "/v1/advice", over="1000")
 
-    assert (answer["over_seconds"], reported.asked) == (1000.0, [])
+    assert (answer["over_seconds"], reported.requested) == (1000.0, [])
 
 
 async def test_a_caller_with_too_many_requests_is_refused_and_others_are_answered(

@@ -315,24 +315,26 @@ def test_pod_uses_a_tenth_only_if_no_gpu_is_busier() -> None:
 
 
 @given(st.floats(0.25, 80.0), st.floats(0.0, 80.0))
-def test_memory_request_is_judged_far_off_only_beyond_the_limits(asked: float, used: float) -> None:
-    advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)
+def test_memory_request_is_judged_far_off_only_beyond_the_limits(
+    requested: float, used: float
+) -> None:
+    advice = judge_memory(requested * GIB, used * GIB, 80 * GIB)
 
     if advice is None:
         return
     assert advice.suggested_bytes % GIB == 0
     assert used * GIB <= advice.suggested_bytes <= 80 * GIB
-    if advice.ask is MemoryVerdict.TOO_LITTLE:
-        assert used > asked
-        assert advice.suggested_bytes > asked * GIB
+    if advice.verdict is MemoryVerdict.TOO_LITTLE:
+        assert used > requested
+        assert advice.suggested_bytes > requested * GIB
     else:
-        assert asked >= used * FAR_RATIO
-        assert (asked - used) * GIB >= FAR_BYTES * (1 - 1e-9)
-        assert advice.suggested_bytes < asked * GIB
+        assert requested >= used * FAR_RATIO
+        assert (requested - used) * GIB >= FAR_BYTES * (1 - 1e-9)
+        assert advice.suggested_bytes < requested * GIB
 
 
 @pytest.mark.parametrize(
-    ("asked", "used", "ask", "suggested"),
+    ("requested", "used", "verdict", "suggested"),
     [
         (40.0, 8.0, MemoryVerdict.TOO_MUCH, 10),
         (10.0, 30.0, MemoryVerdict.TOO_LITTLE, 36),
@@ -341,9 +343,9 @@ def test_memory_request_is_judged_far_off_only_beyond_the_limits(asked: float, u
     ],
 )
 def test_suggested_memory_is_a_fifth_above_the_use(
-    asked: float, used: float, ask: MemoryVerdict, suggested: int
+    requested: float, used: float, verdict: MemoryVerdict, suggested: int
 ) -> None:
-    advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)
+    advice = judge_memory(requested * GIB, used * GIB, 80 * GIB)
 
     assert advice is not None
-    assert (advice.ask, advice.suggested_bytes) == (ask, suggested * GIB)
+    assert (advice.verdict, advice.suggested_bytes) == (verdict, suggested * GIB)

@@ -100,7 +100,7 @@ async def test_own_decision_is_found_without_other_replicas(
     client: Client, far: OtherReplicas
 ) -> None:
     assert (await get(client, "/v1/decisions/near-1"))["pod"] == "team/ours"
-    assert far.asked == []
+    assert far.requested == []
 
 
 async def test_forgotten_decision_is_404(client: Client) -> None:
@@ -168,7 +168,7 @@ async def test_decisions_of_a_hung_replica_are_reported_in_short(
 
     assert {one["id"] for one in reported} == {"far-2", "far-1", "third-1", "near-1"}
     assert {one["id"] for one in reported if "explained" in one} == {"third-1", "near-1"}
-    in_full = [path for path in far.asked if "id=" in path]
+    in_full = [path for path in far.requested if "id=" in path]
     assert in_full == [f"{PEERS_PATH}?id=far-2", f"{PEERS_PATH}?id=third-1"]
 
 

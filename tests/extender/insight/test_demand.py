@@ -223,9 +223,11 @@ def test_node_that_returns_during_a_count_is_counted_next_time(
     back = nodes.pop("a")
     supply = Supply(nodes, snapshot.models, world.fleet.store.model_of, TypicalNeeds({}))
     batch = current_batch(pool, snapshot.telemetry)
-    ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
+    device_request = DeviceRequest(
+        count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds
+    )
     counting = supply.add_in_steps(
-        pool, batch, assess(batch, ask.columns, estimates(world.fleet.policy))
+        pool, batch, assess(batch, device_request.columns, estimates(world.fleet.policy))
     )
     next(counting)
     nodes["a"] = back

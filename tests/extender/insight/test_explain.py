@@ -309,10 +309,10 @@ async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
     world.register_node("cordoned", is_unschedulable=True, **fast)
     world.register_node("down", is_ready=False, **fast)
     world.register_node("tainted", taints=(Taint(key="team", value="x"),), **fast)
-    asked: dict[str, Any] = pod("p", gpus=2)
-    asked["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"podAffinity": {}}}
+    requested: dict[str, Any] = pod("p", gpus=2)
+    requested["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"podAffinity": {}}}
 
-    answer = await foresee(client, asked)
+    answer = await foresee(client, requested)
 
     assert {group["reason"]: group["count"] for group in answer["closed"]} == {
         NOT_SELECTED: 5,
@@ -336,12 +336,12 @@ async def test_nodes_without_cpu_memory_or_storage_for_a_pod_are_left_out(
     ):
         world.register_node(name, labels={"topology.kubernetes.io/zone": "a"}, host=host)
         world.fleet.apply_host_use(name, used)
-    asked: dict[str, Any] = pod("p", gpus=2)
-    asked["spec"]["nodeSelector"] = {"topology.kubernetes.io/zone": "a"}
+    requested: dict[str, Any] = pod("p", gpus=2)
+    requested["spec"]["nodeSelector"] = {"topology.kubernetes.io/zone": "a"}
     requests = {"cpu": "4", "memory": "32Gi", "ephemeral-storage": "50Gi"}
-    asked["spec"]["containers"][0]["resources"]["requests"] = requests
+    requested["spec"]["containers"][0]["resources"]["requests"] = requests
 
-    answer = await foresee(client, asked)
+    answer = await foresee(client, requested)
 
     closed = {group["reason"]: group["nodes"] for group in answer["closed"]}
     assert closed["node(s) had too little CPU, memory or ephemeral storage left"] == [
@@ -371,10 +371,10 @@ async def test_taints_keep_out_all_but_pods_that_tolerate_them(
     world = World()
     world.register_node("tainted", taints=(Taint(key="team", value="x"),))
     client = await aiohttp_client(world.build_app())
-    asked = pod("p")
-    asked["spec"] |= {"tolerations": [toleration]}  # type: ignore[operator] # a mapping
+    requested = pod("p")
+    requested["spec"] |= {"tolerations": [toleration]}  # type: ignore[operator] # a mapping
 
-    assert (await foresee(client, asked))["decision"]["node"] == node
+    assert (await foresee(client, requested))["decision"]["node"] == node
 
 
 async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> None:

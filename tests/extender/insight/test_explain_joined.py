@@ -95,9 +95,12 @@ async def test_a_third_replica_returns_both(
 
 
 async def test_node_refused_by_the_other_replica_can_be_requested(ranks: Client) -> None:
-    asked = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["asked_node"]
+    requested = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["asked_node"]
 
-    assert (asked["kept"], asked["rejection"]) == ("in-full", "node(s) had too few working GPUs")
+    assert (requested["kept"], requested["rejection"]) == (
+        "in-full",
+        "node(s) had too few working GPUs",
+    )
 
 
 async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(

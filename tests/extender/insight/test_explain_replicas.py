@@ -70,7 +70,7 @@ async def test_own_decision_is_explained_without_other_replicas(
         assert (await client.post(f"/{verb}", json=request)).status == 200
 
     assert (await get(client, "/v1/explain", id="near-4"))["pod"] == "team/whole"
-    assert far.asked == []
+    assert far.requested == []
 
 
 async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it(

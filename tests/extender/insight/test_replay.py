@@ -116,8 +116,8 @@ CHOICE: dict[str, Node] = {
 SPREADING = request(strategy=Strategy.SPREAD)
 
 
-def first_choice(asked: GpuRequest, *changes: str) -> str:
-    (one,) = again(written([weighed(snapshot_of(CHOICE), asked, policy=Policy())]), *changes)
+def first_choice(requested: GpuRequest, *changes: str) -> str:
+    (one,) = again(written([weighed(snapshot_of(CHOICE), requested, policy=Policy())]), *changes)
     assert one.is_exact
     assert one.before.node == "calm"
     return one.after.node
@@ -140,9 +140,9 @@ def test_changed_setting_changes_the_replayed_decision(
 
 
 def test_a_pods_own_annotation_overrides_a_changed_setting() -> None:
-    asked = replace(SPREADING, own=frozenset({"strategy"}))
+    requested = replace(SPREADING, own=frozenset({"strategy"}))
 
-    assert first_choice(asked, "strategy=pack") == "calm"
+    assert first_choice(requested, "strategy=pack") == "calm"
 
 
 def test_landings_are_reported_by_the_settings_of_the_log() -> None:

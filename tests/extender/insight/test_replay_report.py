@@ -29,11 +29,11 @@ class Log:
         self.writer, self.lines = LineWriter(), b""
         self.number = 0
 
-    def asked(self, verb: str, *names: str, at: float = NOW, **asked: int) -> int:
+    def requested(self, verb: str, *names: str, at: float = NOW, **requested: int) -> int:
         """Log a call with these nodes, all if none are named; return the number that passed."""
         made = weighed(
             self.snapshot,
-            request(strategy=Strategy.SPREAD, **asked),
+            request(strategy=Strategy.SPREAD, **requested),
             policy=self.policy,
             candidates=names or None,
             name="pod",
@@ -55,8 +55,8 @@ def log() -> Log:
 
 
 def test_other_settings_may_choose_a_node_that_was_not_on_the_shortlist(log: Log) -> None:
-    log.asked(FILTER)
-    log.asked(PRIORITIZE, *SHORTLIST, at=NOW + 0.01)
+    log.requested(FILTER)
+    log.requested(PRIORITIZE, *SHORTLIST, at=NOW + 0.01)
 
     report = log.replayed("strategy=pack")
 
@@ -66,8 +66,8 @@ def test_other_settings_may_choose_a_node_that_was_not_on_the_shortlist(log: Log
 
 
 def test_by_the_same_settings_nothing_moves(log: Log) -> None:
-    log.asked(FILTER)
-    log.asked(PRIORITIZE, *SHORTLIST, at=NOW + 0.01)
+    log.requested(FILTER)
+    log.requested(PRIORITIZE, *SHORTLIST, at=NOW + 0.01)
 
     report = log.replayed()
 
@@ -76,8 +76,8 @@ def test_by_the_same_settings_nothing_moves(log: Log) -> None:
 
 def test_without_the_load_filter_the_nodes_that_it_refused_come_back() -> None:
     log = Log(LOADED, FILTERING)
-    assert log.asked(FILTER) == 1
-    log.asked(PRIORITIZE, "calm", at=NOW + 0.01)
+    assert log.requested(FILTER) == 1
+    log.requested(PRIORITIZE, "calm", at=NOW + 0.01)
 
     report = log.replayed("load_filter.enabled=false", "thresholds.utilization=50", "strategy=pack")
 
@@ -95,8 +95,8 @@ def test_decision_of_prioritize_alone_counts_and_is_reported(
     log: Log, filtered_at: float | None
 ) -> None:
     if filtered_at is not None:
-        log.asked(FILTER, at=filtered_at)
-    log.asked(PRIORITIZE, *SHORTLIST)
+        log.requested(FILTER, at=filtered_at)
+    log.requested(PRIORITIZE, *SHORTLIST)
 
     report = log.replayed("strategy=pack")
 
@@ -105,8 +105,8 @@ def test_decision_of_prioritize_alone_counts_and_is_reported(
 
 def test_filter_without_feasible_nodes_belongs_to_another_attempt() -> None:
     log = Log(FLEET | {"full": node(busy(memory_free_bytes=GIB))}, Policy())
-    assert log.asked(FILTER, "full", memory_bytes=int(20 * GIB)) == 0
-    log.asked(PRIORITIZE, at=NOW + 1, memory_bytes=int(20 * GIB))
+    assert log.requested(FILTER, "full", memory_bytes=int(20 * GIB)) == 0
+    log.requested(PRIORITIZE, at=NOW + 1, memory_bytes=int(20 * GIB))
 
     report = log.replayed()
 
@@ -114,9 +114,9 @@ def test_filter_without_feasible_nodes_belongs_to_another_attempt() -> None:
 
 
 def test_of_several_attempts_the_last_counts(log: Log) -> None:
-    log.asked(FILTER)
-    log.asked(PRIORITIZE, *SHORTLIST, at=NOW + 0.01)
-    log.asked(FILTER, "roomy", at=NOW + 2)
+    log.requested(FILTER)
+    log.requested(PRIORITIZE, *SHORTLIST, at=NOW + 0.01)
+    log.requested(FILTER, "roomy", at=NOW + 2)
 
     report = log.replayed("strategy=pack")
 

@@ -82,7 +82,7 @@ def test_expected_use_is_not_shown_as_measured() -> None:
     made.add_pod("b", "card", started=made.now)
     assert why() == (
         "busy",
-        "memory that its pods asked for or are expected to use is not below 50%, 6% is measured",
+        "memory that its pods request or are expected to use is not below 50%, 6% is measured",
     )
     made.add_pod("c", "card", started=made.now)
     assert why() == (

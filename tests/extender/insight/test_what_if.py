@@ -75,15 +75,15 @@ REQUIREMENT = {"key": "zone", "operator": "In", "values": ["b"]}
 def test_a_selection_beyond_the_size_limit_is_not_evaluated(
     spec: dict[str, object], unjudged: str
 ) -> None:
-    asked = read_requested_selection({"spec": spec})
+    requested = read_requested_selection({"spec": spec})
 
-    assert asked.not_checked == (unjudged, "quotas")
-    assert may_go(asked.selection, replace(NODE, taints=(Taint(key="any"),)))
+    assert requested.not_checked == (unjudged, "quotas")
+    assert may_go(requested.selection, replace(NODE, taints=(Taint(key="any"),)))
 
 
 def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
     values = ["b"] * 998
-    asked = read_requested_selection(
+    requested = read_requested_selection(
         {
             "spec": {
                 "affinity": of_terms([{"matchExpressions": [{**REQUIREMENT, "values": values}]}])
@@ -91,8 +91,8 @@ def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
         }
     )
 
-    assert asked.not_checked == ("quotas",)
-    assert not selects(asked.selection, NODE)
+    assert requested.not_checked == ("quotas",)
+    assert not selects(requested.selection, NODE)
 
 
 def test_labels_that_are_not_kept_are_not_judged() -> None:

@@ -14,7 +14,7 @@ from testkit.world import World
 GIB = 1 << 30
 
 
-def asked(image: str, namespace: str = "team") -> dict[str, Any]:
+def requested(image: str, namespace: str = "team") -> dict[str, Any]:
     return {"metadata": {"namespace": namespace}, "spec": {"containers": [{"image": image}]}}
 
 
@@ -29,7 +29,7 @@ def measured() -> World:
                 world.fleet.pods[world.add_pod(f"chat-{number}", "node")],
                 namespace=namespace,
                 owner="Deployment chat",
-                likeness=likeness_of(asked("team/chat", namespace)),
+                likeness=likeness_of(requested("team/chat", namespace)),
             )
             world.fleet._allocations.similar_pods.note(record, used)
     return world
@@ -38,9 +38,9 @@ def measured() -> World:
 @pytest.mark.parametrize(
     ("query", "pod", "by"),
     [
-        ("?owner=Deployment%20chat", asked("other"), "owner"),
-        ("", asked("team/chat"), "images"),
-        ("?owner=Deployment%20new", asked("team/chat"), "images"),
+        ("?owner=Deployment%20chat", requested("other"), "owner"),
+        ("", requested("team/chat"), "images"),
+        ("?owner=Deployment%20new", requested("team/chat"), "images"),
     ],
 )
 async def test_the_most_similar_pods_are_reported(
@@ -57,7 +57,7 @@ async def test_the_most_similar_pods_are_reported(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("pod", [asked("new"), asked("team/chat", "hidden")])
+@pytest.mark.parametrize("pod", [requested("new"), requested("team/chat", "hidden")])
 async def test_size_uses_only_pods_that_the_caller_may_read(
     measured: World, aiohttp_client: MakeClient, pod: dict[str, Any]
 ) -> None:

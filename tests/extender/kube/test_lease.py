@@ -218,7 +218,7 @@ async def test_a_lease_of_another_holder_is_not_released(
 
     await lease.release()
 
-    assert server.asked == []
+    assert server.requested == []
     assert holder(server) == "b"
 
 
@@ -263,7 +263,7 @@ async def test_a_lease_whose_server_fails_is_taken_once_it_answers(
     lease = replica(client, clock, "a", duration_seconds=0.05)
     server.refused["GET"] = 500
     task = asyncio.create_task(lease.run(), name="lease")
-    await eventually(lambda: len(server.asked) >= 2)
+    await eventually(lambda: len(server.requested) >= 2)
     server.refused.clear()
 
     await eventually(lambda: lease.is_held)

@@ -39,13 +39,13 @@ class ClusterState:
     Attributes:
         now: seconds since the epoch.
         listed: addresses in the DNS answer for the replicas' Service.
-        asked: pods for which kube-scheduler has read its last needed answer.
+        requested: pods for which kube-scheduler has read its last needed answer.
         stray: messages that their sender has given up, with their receivers; they may still arrive.
     """
 
     now: float = NOW
     listed: dict[Address, "Replica"] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    requested: set[str] = field(default_factory=set)
     stray: list[tuple[Address, bytes]] = field(default_factory=list)
 
     @property
@@ -189,7 +189,7 @@ class Replica:
             **{"choices": 2, **rest},
         )
         if request.came_to in {Answers.LEFT_ONE, Answers.SCORED}:
-            self.truth.asked.add(pod.uid)
+            self.truth.requested.add(pod.uid)
         self.request_log.note(request)
 
     def answer_all(self, pod: PodRecord) -> None:

@@ -36,9 +36,9 @@ def tenant(
     return world.bind(name, on=[on or world.card()], memory_bytes=memory)
 
 
-def refused(world: World, gib: float, **asked: Any) -> dict[str, int]:
+def refused(world: World, gib: float, **requested: Any) -> dict[str, int]:
     """Return the rejection codes for a pod that requests this much memory."""
-    return rejected(world.rank(request(memory_bytes=int(gib * GIB), **asked)))
+    return rejected(world.rank(request(memory_bytes=int(gib * GIB), **requested)))
 
 
 def room(world: World) -> float:

@@ -49,7 +49,7 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
         pytest.param(
             evidence(MISSED, silence=None),
             [(CauseKind.NO_EXTENDER, "extenders", 3)],
-            id="no-scheduler-ever-asked",
+            id="no-request-ever-came",
         ),
         pytest.param(
             evidence(MISSED, silence=SILENCE_SECONDS + 1),
@@ -64,7 +64,7 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
         pytest.param(
             evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG)),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
-            id="one-resource-is-never-asked-about",
+            id="no-requests-for-one-resource",
         ),
         pytest.param(
             evidence(pods(BypassVerdict.NOT_CALLED, 5, MIG)),
@@ -77,7 +77,7 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
                 pods(BypassVerdict.NOT_CALLED, 5, SHARED, "x/y"),
             ),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
-            id="several-resources-are-never-asked-about",
+            id="no-requests-for-several-resources",
         ),
         pytest.param(
             evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, scheduler=BATCH)),
@@ -113,7 +113,7 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
         pytest.param(
             evidence(ASKED, UNSCORED),
             [(CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4)],
-            id="scores-are-never-asked-for",
+            id="prioritize-is-never-called",
         ),
         pytest.param(
             evidence(ASKED, MISSED, unreadable=2),
@@ -179,9 +179,9 @@ A = Answers
 @pytest.mark.parametrize(
     ("answers", "verdict"),
     [
-        pytest.param(A.NONE, BypassVerdict.NOT_CALLED, id="never-asked"),
+        pytest.param(A.NONE, BypassVerdict.NOT_CALLED, id="no-request"),
         pytest.param(A.LEFT_SEVERAL | A.SCORED, BypassVerdict.CALLED, id="both-verbs"),
-        pytest.param(A.SCORED, BypassVerdict.CALLED, id="only-prioritize-is-asked"),
+        pytest.param(A.SCORED, BypassVerdict.CALLED, id="only-prioritize-is-called"),
         pytest.param(A.LEFT_ONE, BypassVerdict.CALLED, id="one-node-needs-no-scores"),
         pytest.param(A.LEFT_SEVERAL, BypassVerdict.CALLED, id="another-extender-left-one"),
         pytest.param(A.FILTER_LOST, BypassVerdict.ANSWER_LOST, id="filter-lost"),
@@ -189,8 +189,12 @@ A = Answers
         pytest.param(A.FILTER_LOST | A.SCORED, BypassVerdict.CALLED, id="scores-made-up-for-it"),
         pytest.param(A.REFUSED, BypassVerdict.NOT_CALLED, id="refused-and-bound"),
         pytest.param(A.REFUSED | A.FILTER_LOST, BypassVerdict.ANSWER_LOST, id="lost-once-refused"),
-        pytest.param(A.REFUSED | A.LEFT_ONE, BypassVerdict.CALLED, id="asked-again-once-refused"),
-        pytest.param(A.SCORES_LOST | A.SCORED, BypassVerdict.CALLED, id="asked-again-once-lost"),
+        pytest.param(
+            A.REFUSED | A.LEFT_ONE, BypassVerdict.CALLED, id="called-again-after-a-refusal"
+        ),
+        pytest.param(
+            A.SCORES_LOST | A.SCORED, BypassVerdict.CALLED, id="called-again-after-a-lost-answer"
+        ),
     ],
 )
 def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:

@@ -87,10 +87,10 @@ def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: ClusterS
 
 def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
-    asked, unasked = truth.create("asked"), truth.create("unasked")
+    requested, unasked = truth.create("asked"), truth.create("unasked")
     truth.talk()
-    far.answer_all(asked)
-    truth.bind(asked)
+    far.answer_all(requested)
+    truth.bind(requested)
     truth.bind(unasked)
     truth.talk(60.0, without=(far,))
     assert results(near) == [([], 0)]
@@ -494,7 +494,7 @@ def test_pod_with_requests_is_never_reported(seed: int) -> None:
     for _ in range(60):
         chance.step()
         for replica in chance.started:
-            assert not {f"uid-{name}" for name in replica.accused} & chance.truth.asked
+            assert not {f"uid-{name}" for name in replica.accused} & chance.truth.requested
     chance.mend()
     pod = chance.truth.create("unasked")
     chance.truth.talk()

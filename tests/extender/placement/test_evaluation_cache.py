@@ -85,12 +85,12 @@ class Histories(RuleBasedStateMachine):
     def end(self, at: int) -> None:
         self.world.end(self.pods.pop(at % len(self.pods)))
 
-    @rule(asked=st.sampled_from(REQUESTS), is_bound=st.booleans())
-    def place(self, asked: Any, is_bound: bool) -> None:
+    @rule(requested=st.sampled_from(REQUESTS), is_bound=st.booleans())
+    def place(self, requested: Any, is_bound: bool) -> None:
         name = self.name()
-        node = self.world.place(name, asked)
+        node = self.world.place(name, requested)
         if node is not None and is_bound:
-            self.pods.append(self.world.bind(name, node, asked.count))
+            self.pods.append(self.world.bind(name, node, requested.count))
 
     @precondition(lambda self: "refresh" not in self.works)  # the sources alternate
     @rule(seconds=st.sampled_from([1, 30]), busy=st.sampled_from([0.0, 0.2, 0.9]))
@@ -148,10 +148,10 @@ class Histories(RuleBasedStateMachine):
     def update(self, count: int) -> None:
         self.work("update", self.world.placer.evaluation_cache.update_in_steps, count)
 
-    @rule(asked=st.sampled_from(REQUESTS), count=st.integers(1, 6))
-    def expect(self, asked: Any, count: int) -> None:
+    @rule(requested=st.sampled_from(REQUESTS), count=st.integers(1, 6))
+    def expect(self, requested: Any, count: int) -> None:
         cache = self.world.placer.evaluation_cache
-        self.work("expect", lambda: cache.expect_in_steps(asked), count)
+        self.work("expect", lambda: cache.expect_in_steps(requested), count)
 
     @precondition(lambda self: "refresh" not in self.works)
     @rule()
@@ -168,9 +168,11 @@ class Histories(RuleBasedStateMachine):
         pool = snapshot.pools.get(GPU)
         if pool is None:
             return
-        for asked in REQUESTS:
-            ((_, ask),) = device_requests(asked)
-            inputs = EvaluationInputs(request=asked, ask=ask, policy=fleet.policy, overlay=overlay)
+        for requested in REQUESTS:
+            ((_, device_request),) = device_requests(requested)
+            inputs = EvaluationInputs(
+                request=requested, devices=device_request, policy=fleet.policy, overlay=overlay
+            )
             cached = cache.evaluate(snapshot, pool, inputs)
             # Device rows of removed nodes may belong to other nodes by now.
             shown = [

@@ -25,14 +25,14 @@ def world(group: PodGroup = CORE) -> World:
     return made
 
 
-def asked(group: PodGroup = CORE) -> GpuRequest:
+def requested(group: PodGroup = CORE) -> GpuRequest:
     return request(group=group)
 
 
 def answer(made: World, name: str, group: PodGroup = CORE, *nodes: str) -> None:
     """Answer both verbs for a pod, with some of the nodes."""
     for verb in (FILTER, PRIORITIZE):
-        made.placer.place(verb, pod_ref(name), asked(group), nodes or ("a", "b"))
+        made.placer.place(verb, pod_ref(name), requested(group), nodes or ("a", "b"))
 
 
 def assumed(made: World) -> set[str]:

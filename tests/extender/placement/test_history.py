@@ -20,14 +20,25 @@ from extender.placement.history import (
     DecisionHistory,
     DecisionRecord,
 )
-from testkit.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
+from testkit.builders import (
+    GPU,
+    NOW,
+    decide_on,
+    device_request,
+    node,
+    pod_ref,
+    request,
+    snapshot_of,
+)
 
 NO_SIGNALS = ReportedSignals(times=(), origins=(), names=())
 
 
 def evidence(name: str) -> PlacedEvidence:
     snapshot = snapshot_of({name: node()})
-    inputs = EvaluationInputs(request=request(), ask=ask(), policy=Policy(), overlay={})
+    inputs = EvaluationInputs(
+        request=request(), devices=device_request(), policy=Policy(), overlay={}
+    )
     return PlacedEvidence(
         evidence=gather(snapshot, snapshot.pools[GPU], inputs, [name]),
         infos=(None,),

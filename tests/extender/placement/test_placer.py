@@ -245,8 +245,12 @@ def test_cached_answers_are_those_of_a_fresh_placer() -> None:
     for number in range(7):
         world.place(f"pod-{number}", request(memory_bytes=TWENTY if number % 2 else None))
 
-        for asked in (request(), request(memory_bytes=TWENTY), request(nominated_node="node-1")):
-            cached, fresh = world.rank(asked), World.rank(_with_fresh_placer(world), asked)
+        for requested in (
+            request(),
+            request(memory_bytes=TWENTY),
+            request(nominated_node="node-1"),
+        ):
+            cached, fresh = world.rank(requested), World.rank(_with_fresh_placer(world), requested)
             assert cached.scores.tolist() == fresh.scores.tolist()
             assert cached.codes.tolist() == fresh.codes.tolist()
 
@@ -388,8 +392,8 @@ def test_if_few_nodes_pass_some_refused_ones_are_recorded_in_full() -> None:
         values[Signal.ROW_REMAP_FAILURE] = float(name.startswith("broken"))
     world.read()
     world.placer.detailed = 3
-    asked = request(requires_idle=True)
-    record = world.placer.place("filter", pod_ref("a"), asked, sorted(world.fleet.nodes))
+    requested = request(requires_idle=True)
+    record = world.placer.place("filter", pod_ref("a"), requested, sorted(world.fleet.nodes))
 
     world.placer.detail(record)
 

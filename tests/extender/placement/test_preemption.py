@@ -19,9 +19,11 @@ from testkit.world import BUSY, IDLE, World, time_sliced
 TWENTY = int(20 * GIB)
 
 
-def accepts(world: World, asked: GpuRequest, *victims: str, node: str = "node-0") -> bool:
+def accepts(world: World, requested: GpuRequest, *victims: str, node: str = "node-0") -> bool:
     uids = frozenset(f"uid-{name}" for name in victims)
-    accepted = world.placer.accepts_without(pod_ref("new"), asked, [Victims(node=node, uids=uids)])
+    accepted = world.placer.accepts_without(
+        pod_ref("new"), requested, [Victims(node=node, uids=uids)]
+    )
     return accepted == {node}
 
 
@@ -211,20 +213,20 @@ def test_nominated_pod_that_requires_idle_needs_readings_after_its_victims(
 ) -> None:
     world = World()
     used_before_its_pod(world)
-    asked = request(requires_idle=True, nominated_node="node-0")
+    requested = request(requires_idle=True, nominated_node="node-0")
     foreign = {"node-0": Code.FOREIGN_USE}
     victim = world.fleet.pods["uid-a"]
 
     world.fleet.apply_pod(replace(victim, is_deleting=True))
-    assert rejected(world.rank(asked)) == foreign
+    assert rejected(world.rank(requested)) == foreign
     world.clock.now += 1
     world.end(victim)
-    assert rejected(world.rank(asked)) == foreign
+    assert rejected(world.rank(requested)) == foreign
     if not is_used:
         world.card("node-0").values.update(IDLE)
     world.read_after(5)
 
-    assert rejected(world.rank(asked)) == (foreign if is_used else {})
+    assert rejected(world.rank(requested)) == (foreign if is_used else {})
 
 
 def test_no_pod_gets_a_gpu_that_was_used_from_outside_before_its_victims_came() -> None:
@@ -251,16 +253,16 @@ def test_pod_gets_no_victims_gpu_while_others_are_free() -> None:
     world.card("node-0").values.update({Signal.MEMORY_USED: 30 * GIB, Signal.MEMORY_FREE: 50 * GIB})
     victim = world.bind("a", "node-0", on=[world.card("node-0", 1)])
     world.read_after(30, times=4)
-    asked = request(nominated_node="node-0")
+    requested = request(nominated_node="node-0")
     foreign = {"node-0": Code.FOREIGN_USE}
-    assert rejected(world.rank(asked)) == foreign
+    assert rejected(world.rank(requested)) == foreign
 
     world.fleet.apply_pod(replace(victim, is_deleting=True))
-    assert rejected(world.rank(asked)) == foreign
+    assert rejected(world.rank(requested)) == foreign
     world.clock.now += 1
     world.end(victim)
 
-    assert rejected(world.rank(asked)) == {}
+    assert rejected(world.rank(requested)) == {}
 
 
 def test_a_gpu_that_was_active_before_its_victims_came_is_not_presumed_idle() -> None:
@@ -272,28 +274,28 @@ def test_a_gpu_that_was_active_before_its_victims_came_is_not_presumed_idle() ->
     world.clock.now += 3
     victim = world.bind("a", "node-0", on=[card])
     world.read_after(30, times=4)
-    asked = request(requires_idle=True, nominated_node="node-0")
+    requested = request(requires_idle=True, nominated_node="node-0")
     waits = {"node-0": Code.NOT_IDLE}
 
     assert not accepts(world, request(requires_idle=True), "a")
     world.fleet.apply_pod(replace(victim, is_deleting=True))
-    assert rejected(world.rank(asked)) == waits
+    assert rejected(world.rank(requested)) == waits
     world.clock.now += 1
     world.end(victim)
-    assert rejected(world.rank(asked)) == waits
+    assert rejected(world.rank(requested)) == waits
 
 
 def test_activity_after_the_victims_end_is_not_theirs() -> None:
     world = full_node()
-    asked = request(requires_idle=True, nominated_node="node-0")
+    requested = request(requires_idle=True, nominated_node="node-0")
     world.end(world.fleet.pods["uid-a"])
-    assert rejected(world.rank(asked)) == {}
+    assert rejected(world.rank(requested)) == {}
 
     world.read_after(5)
-    assert rejected(world.rank(asked)) == {"node-0": Code.NOT_IDLE}
+    assert rejected(world.rank(requested)) == {"node-0": Code.NOT_IDLE}
     world.read_after(5, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
 
-    assert rejected(world.rank(asked)) == {}
+    assert rejected(world.rank(requested)) == {}
 
 
 def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> None:
@@ -307,14 +309,14 @@ def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> 
 
 def test_preemptor_passes_on_its_nominated_node_despite_victims_readings() -> None:
     world = full_node(4)
-    asked = request(memory_bytes=TWENTY, nominated_node="node-0")
-    assert rejected(world.rank(asked)) == {"node-0": Code.NO_MEMORY}
+    requested = request(memory_bytes=TWENTY, nominated_node="node-0")
+    assert rejected(world.rank(requested)) == {"node-0": Code.NO_MEMORY}
 
     world.fleet.apply_pod(replace(world.fleet.pods["uid-a"], is_deleting=True))
 
-    assert rejected(world.rank(replace(asked, nominated_node=""))) == {"node-0": Code.NO_MEMORY}
-    assert rejected(world.rank(asked)) == {}
-    explained = world.placer.explain_nodes(asked, ["node-0"])
+    assert rejected(world.rank(replace(requested, nominated_node=""))) == {"node-0": Code.NO_MEMORY}
+    assert rejected(world.rank(requested)) == {}
+    explained = world.placer.explain_nodes(requested, ["node-0"])
     assert explained[0].rejection == ""
 
 
@@ -377,11 +379,11 @@ def test_readings_of_a_victim_under_an_old_resource_have_no_pod() -> None:
     shared = {"nvidia.com/gpu.shared": 4}
     world.fleet.apply_node(replace(former, allocatable=shared, capacity=shared))
     world.read_after(30)
-    asked = GpuRequest(resource="nvidia.com/gpu.shared", count=1, memory_bytes=TWENTY)
+    requested = GpuRequest(resource="nvidia.com/gpu.shared", count=1, memory_bytes=TWENTY)
 
-    assert rejected(world.rank(asked)) == {"node-0": Code.NO_MEMORY}
-    assert accepts(world, asked, "a")
-    assert not accepts(world, asked)
+    assert rejected(world.rank(requested)) == {"node-0": Code.NO_MEMORY}
+    assert accepts(world, requested, "a")
+    assert not accepts(world, requested)
 
 
 def test_readings_are_not_attributed_to_a_victim_with_unknown_claims() -> None:

@@ -39,16 +39,19 @@ def test_more_activity_in_any_reading_never_raises_the_score(
     if not 0 <= value <= 1:  # a missing value is not less load
         return
     busier = [*readings[:at], (signal, max(value, more)), *readings[at + 1 :]]
-    asked = data.draw(st.builds(request, st.just(1), requires_idle=st.booleans()))
+    requested = data.draw(st.builds(request, st.just(1), requires_idle=st.booleans()))
 
-    before, after = score_after(readings, replicas, asked), score_after(busier, replicas, asked)
+    before, after = (
+        score_after(readings, replicas, requested),
+        score_after(busier, replicas, requested),
+    )
 
     assert after[0] <= before[0]
     assert after[1] or not before[1]
 
 
 def score_after(
-    readings: list[tuple[Signal, float]], replicas: int, asked: GpuRequest
+    readings: list[tuple[Signal, float]], replicas: int, requested: GpuRequest
 ) -> tuple[float, int]:
     """Return score and code of a node whose only card had these readings, one each 30 s."""
     world = World()
@@ -58,7 +61,7 @@ def score_after(
     for signal, value in readings:
         world.card("node-0").values[signal] = value
         world.read_after(30)
-    decision = world.rank(asked)
+    decision = world.rank(requested)
     assert 0.0 <= decision.scores[0] <= 1.0
     return float(decision.scores[0]), int(decision.codes[0])
 
@@ -77,15 +80,15 @@ def test_a_node_known_to_be_bad_stays_so_while_queries_fail(lost: set[Signal]) -
     world.card("dead").values[Signal.XID] = 48.0
     world.card("full").values |= {Signal.MEMORY_USED: 70 * GIB, Signal.MEMORY_FREE: 10 * GIB}
     world.read()
-    asked = request(memory_bytes=int(20 * GIB))
-    assert ranking(world.rank(asked)) == ["good"]
+    requested = request(memory_bytes=int(20 * GIB))
+    assert ranking(world.rank(requested)) == ["good"]
 
     for device in world.devices.values():
         for signal in lost & device.values.keys():
             del device.values[signal]
     for _ in range(4):
         world.read_after(30)
-        assert ranking(world.rank(asked)) == ["good"]
+        assert ranking(world.rank(requested)) == ["good"]
     world.clock.now += 100  # and then no answer at all
 
-    assert ranking(world.rank(asked)) == ["good"]
+    assert ranking(world.rank(requested)) == ["good"]

@@ -405,8 +405,8 @@ def test_whole_gpu_without_earlier_readings_waits_for_one() -> None:
 # --- nominations ----------------------------------------------------------------------------------
 
 
-def nominated(world: World, gib: float, **asked: Any) -> dict[str, int]:
-    return refused(world, gib, nominated_node="node", **asked)
+def nominated(world: World, gib: float, **requested: Any) -> dict[str, int]:
+    return refused(world, gib, nominated_node="node", **requested)
 
 
 def delete(world: World, pod: PodRecord) -> None:
@@ -471,8 +471,8 @@ def most_without(world: World, *pods: PodRecord) -> int:
     victims = Victims(node="node", uids=frozenset(pod.uid for pod in pods))
 
     def fits(gib: int) -> bool:
-        asked = request(memory_bytes=int(gib * GIB))
-        return bool(world.placer.accepts_without(pod_ref("new"), asked, [victims]))
+        requested = request(memory_bytes=int(gib * GIB))
+        return bool(world.placer.accepts_without(pod_ref("new"), requested, [victims]))
 
     return max(gib for gib in range(81) if fits(gib))
 

@@ -75,9 +75,9 @@ class Card:
         )
 
     def fits_without(self, name: str, gib: int) -> bool:
-        asked = request(memory_bytes=int(gib * GIB))
+        requested = request(memory_bytes=int(gib * GIB))
         victims = Victims(node="node", uids=frozenset({self.pods[name][0].uid}))
-        return bool(self.world.placer.accepts_without(pod_ref("new"), asked, [victims]))
+        return bool(self.world.placer.accepts_without(pod_ref("new"), requested, [victims]))
 
     def fits(self, gib: int) -> bool:
         return self.world.rank(request(memory_bytes=int(gib * GIB))).best is not None
@@ -92,9 +92,9 @@ def cards(draw: st.DrawFn, *, declare: st.SearchStrategy[int | None] = declared)
     """Draw a card with foreign processes, and with pods that have come, loaded and freed memory."""
     card = Card(foreign=draw(st.sampled_from([0, 0, 10, 40])))
     for number in range(draw(st.integers(1, 3))):
-        asked, shares = draw(declare), draw(st.sampled_from([1, 1, 2, 3]))
-        most = SIZE if asked is None else asked * shares
-        card.start(f"p{number}", asked, draw(st.integers(0, most)), shares)
+        requested, shares = draw(declare), draw(st.sampled_from([1, 1, 2, 3]))
+        most = SIZE if requested is None else requested * shares
+        card.start(f"p{number}", requested, draw(st.integers(0, most)), shares)
         if draw(st.booleans()):
             card.load(f"p{number}", draw(st.integers(0, most)))
     return card
@@ -144,8 +144,8 @@ def test_preemption_says_so_of_pods_that_declared_nothing_too(
 ) -> None:
     """The memory of other undeclared pods is unknown: preemption must not be in vain."""
     card = Card(foreign=foreign)
-    asked = data.draw(st.lists(declared, min_size=1, max_size=3))
-    for number, each in enumerate(asked):
+    requested = data.draw(st.lists(declared, min_size=1, max_size=3))
+    for number, each in enumerate(requested):
         shares = data.draw(st.sampled_from([1, 2]))
         most = SIZE if each is None else each * shares
         card.start(f"p{number}", each, data.draw(st.integers(0, most)), shares)
@@ -167,8 +167,8 @@ def test_preemption_says_so_of_pods_that_declared_nothing_too(
 @given(cards(), st.data())
 def test_a_nomination_alone_changes_nothing(card: Card, data: st.DataObject) -> None:
     gib = data.draw(st.integers(1, SIZE))
-    asked = request(memory_bytes=int(gib * GIB))
+    requested = request(memory_bytes=int(gib * GIB))
 
-    nominated = card.world.rank(replace(asked, nominated_node="node"))
+    nominated = card.world.rank(replace(requested, nominated_node="node"))
 
-    assert nominated.best == card.world.rank(asked).best
+    assert nominated.best == card.world.rank(requested).best

@@ -34,9 +34,9 @@ def evaluated(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     expect = world.placer.evaluation_cache.expect_in_steps
 
-    def note(asked: Any) -> Any:
-        counts.append(asked.count)
-        return expect(asked)
+    def note(requested: Any) -> Any:
+        counts.append(requested.count)
+        return expect(requested)
 
     monkeypatch.setattr(world.placer.evaluation_cache, "expect_in_steps", note)
     return counts

@@ -16,9 +16,9 @@ SILENT_MINUTES = (3, 20)
 by a placeholder."""
 
 
-def code(made: World, **asked: Any) -> Code:
+def code(made: World, **requested: Any) -> Code:
     """Return the rejection code of the node for a pod that requests one device."""
-    return Code(int(made.rank(request(**asked)).codes[0]))
+    return Code(int(made.rank(request(**requested)).codes[0]))
 
 
 def half_withdrawn(minutes: int = 1, *, is_shown: bool = True, **values: float) -> World:

@@ -16,7 +16,7 @@ ELSEWHERE: Final = {
     "held_gpus": "no namespace is known beforehand",
     "held_hour_idle_gpus": "no namespace is known beforehand",
     "held_idle_gpus": "no namespace is known beforehand",
-    "admissions": "the webhook creates them, which is off unless asked for",
+    "admissions": "the webhook creates them, which is off by default",
     "settings_reloads": "the reloader creates them, which there is where there is a file",
 }
 
@@ -27,7 +27,7 @@ async def fresh() -> Extender:
 
 
 async def _no_login() -> NoReturn:
-    raise AssertionError("nothing is asked of the API server here")
+    raise AssertionError("no request to the API server is expected here")
 
 
 async def test_every_series_that_can_be_known_beforehand_starts_at_0(fresh: Extender) -> None:

@@ -208,18 +208,18 @@ async def test_claimed_gpus_of_a_pod_without_a_node_are_not_reported(
 async def test_missing_claims_are_logged_once(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, level: int
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     refuse = refusal(status, "no")
 
     async def refuse_and_note(request: Any) -> Any:
-        asked.append(request.match_info["resource"])
+        requested.append(request.match_info["resource"])
         return await refuse(request)
 
     kube.dra_refusal = refuse_and_note
     kube.put("pods", holder("p"))
     with caplog.at_level(logging.INFO, "extender.sources"):
         async with watched_cluster(kube, tmp_path, FAST_RESYNC) as (source, sink):
-            await eventually(lambda: asked.count("resourceclaims") >= 3)
+            await eventually(lambda: requested.count("resourceclaims") >= 3)
 
             assert held(sink) is None
             assert source.status.keys() == {"nodes", "pods"}

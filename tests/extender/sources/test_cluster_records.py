@@ -259,8 +259,8 @@ def test_requests_of_init_containers_are_stored_separately(
 ) -> None:
     raw = pod("p", 1)
     raw["metadata"]["uid"] = "p"
-    asked = {"resources": {"limits": {"nvidia.com/gpu": str(init)}}}
-    raw["spec"]["initContainers"] = [asked]
+    requested = {"resources": {"limits": {"nvidia.com/gpu": str(init)}}}
+    raw["spec"]["initContainers"] = [requested]
 
     record = reduced(raw)
 

@@ -92,7 +92,7 @@ def ago(recorder: Recorder, uuid: str, instance: str = "") -> tuple[float, bool]
         pytest.param("GPU-gap-2h", 2, True, id="nothing-known-before"),
         pytest.param("GPU-new-4h", 4, True, id="not-there-before"),
         pytest.param("GPU-new-247-min", 247 / 60, True, id="not-there-for-a-part-of-a-step"),
-        pytest.param("GPU-one-percent", 24, True, id="calm-for-longer-than-was-asked"),
+        pytest.param("GPU-one-percent", 24, True, id="calm-for-longer-than-requested"),
         pytest.param("GPU-engine", 1, False, id="the-busier-metric-counts"),
         pytest.param("GPU-mig:7", 6, False, id="an-instance"),
     ],

@@ -33,19 +33,21 @@ def plots(**settings: Any) -> PrometheusPlots:
 async def test_the_last_hour_of_cards_and_mig_instances_is_returned() -> None:
     fleet = demo_fleet()
     async with run_cluster(fleet) as cluster:
-        asked = [
+        requested = [
             DeviceKey((view.uuid, view.gpu_instance_id))
             for node in ("gpu-h100-02", "gpu-a100-mig-01")
             for view in fleet.views(node)
         ]
 
-        hour = await plots(url=cluster.prometheus_url).hour(asked)
+        hour = await plots(url=cluster.prometheus_url).hour(requested)
 
     assert hour.error == ""
     assert len(hour.times) == STEPS
-    assert set(hour.activity) == set(asked)
-    assert max(value or 0.0 for value in hour.activity[asked[0]]) == pytest.approx(0.97, abs=0.03)
-    assert any(hour.memory_bytes[asked[0]])
+    assert set(hour.activity) == set(requested)
+    assert max(value or 0.0 for value in hour.activity[requested[0]]) == pytest.approx(
+        0.97, abs=0.03
+    )
+    assert any(hour.memory_bytes[requested[0]])
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
 
 
 def aimed(world: World, target: str, **wishes: Any) -> GpuRequest:
-    asked = request(targets=parse_targets(target), **wishes)
-    return world.fleet.informed(asked, ())
+    requested = request(targets=parse_targets(target), **wishes)
+    return world.fleet.informed(requested, ())
 
 
 def three_nodes(cards: int = 4) -> World:
@@ -31,8 +31,8 @@ def three_nodes(cards: int = 4) -> World:
     return world
 
 
-def passing(world: World, asked: GpuRequest, *nodes: str) -> list[str]:
-    decision = world.rank(asked, nodes or ("a", "b", "c"))
+def passing(world: World, requested: GpuRequest, *nodes: str) -> list[str]:
+    decision = world.rank(requested, nodes or ("a", "b", "c"))
     return [decision.candidates[at] for at in decision.order]
 
 
@@ -99,10 +99,13 @@ def test_mig_instances_are_found_by_the_index_of_their_card() -> None:
     offered = {"nvidia.com/mig-1g.10gb": 2}
     world.fleet.apply_node(NodeRecord(name="a", allocatable=offered, capacity=offered))
     world.read()
-    asked = {"resource": "nvidia.com/mig-1g.10gb", "resources": (("nvidia.com/mig-1g.10gb", 1),)}
+    requested = {
+        "resource": "nvidia.com/mig-1g.10gb",
+        "resources": (("nvidia.com/mig-1g.10gb", 1),),
+    }
 
-    assert aimed(world, "a::3", **asked).targets[0].is_usable
-    assert not aimed(world, "a::0", **asked).targets[0].is_usable
+    assert aimed(world, "a::3", **requested).targets[0].is_usable
+    assert not aimed(world, "a::0", **requested).targets[0].is_usable
 
 
 def test_no_gpu_is_called_missing_while_no_source_reports_any() -> None:
@@ -135,9 +138,9 @@ def test_a_target_without_gpus_is_named_too() -> None:
 
 def test_a_missing_target_is_named_with_existing_ones() -> None:
     world = three_nodes()
-    asked = aimed(world, "gone::1;a::1,7;b")
+    requested = aimed(world, "gone::1;a::1,7;b")
 
-    problems = target_problems(asked, world.fleet.snapshot(), world.fleet.store)
+    problems = target_problems(requested, world.fleet.snapshot(), world.fleet.store)
 
     assert sorted(problem.message for problem in problems) == [
         'annotation idlegpu.io/target: "a::1,7" is not allowed: must be GPUs of a: 0, 1, 2, 3; '
@@ -152,9 +155,9 @@ def test_few_names_are_listed_and_the_others_counted() -> None:
     for number in range(30):
         world.add_node(f"gpu-{number:02}")
     world.read()
-    asked = aimed(world, "gpu-14x", target_policy=TargetPolicy.PREFER)
+    requested = aimed(world, "gpu-14x", target_policy=TargetPolicy.PREFER)
 
-    (problem,) = target_problems(asked, world.fleet.snapshot(), world.fleet.store)
+    (problem,) = target_problems(requested, world.fleet.snapshot(), world.fleet.store)
 
     assert problem.allowed == (
         "a node of the cluster: gpu-11, gpu-12, gpu-13, gpu-14, gpu-15, gpu-16, gpu-17, gpu-18 "
@@ -172,8 +175,8 @@ def test_only_required_models_pass_however_idle_the_others_are() -> None:
         card.info = replace(card.info, model=model)
     world.card("h").values.update(BUSY)
     world.read()
-    asked = request(required_models=("H100", "H200"))
-    decision = world.rank(asked, ["a", "h", "u", "unseen"])
+    requested = request(required_models=("H100", "H200"))
+    decision = world.rank(requested, ["a", "h", "u", "unseen"])
 
     assert [code.item() for code in decision.codes] == [8, 0, 8, 8]
     assert passing(world, request(required_models=("V100",)), "a", "h", "u") == []

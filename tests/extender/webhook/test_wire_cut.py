@@ -66,7 +66,7 @@ class Asked:
 
 
 @st.composite
-def asked(draw: st.DrawFn, others: st.SearchStrategy[list[str]] = strangers) -> Asked:
+def requested(draw: st.DrawFn, others: st.SearchStrategy[list[str]] = strangers) -> Asked:
     chance = random.Random(draw(st.integers(0, 1 << 32)))
     names = chance.sample(FLEET, chance.randint(250, len(FLEET)))
     for stranger in draw(others):
@@ -115,7 +115,7 @@ def expected(about: Asked, shortlist: int) -> dict[str, object]:
     }
 
 
-@given(about=asked(), shortlist=st.sampled_from([0, 1, 100, 1000]), is_ascii=st.booleans())
+@given(about=requested(), shortlist=st.sampled_from([0, 1, 100, 1000]), is_ascii=st.booleans())
 def test_a_cut_answer_equals_an_encoded_one(about: Asked, shortlist: int, is_ascii: bool) -> None:
     asking = body(about.names, is_ascii=is_ascii)
 
@@ -125,7 +125,7 @@ def test_a_cut_answer_equals_an_encoded_one(about: Asked, shortlist: int, is_asc
     assert cut == encoded == expected(about, shortlist)
 
 
-@given(about=asked(st.just([])), shortlist=st.sampled_from([0, 100]))
+@given(about=requested(st.just([])), shortlist=st.sampled_from([0, 100]))
 def test_the_answer_is_cut_if_all_names_are_known(about: Asked, shortlist: int) -> None:
     request = wire.decode_request(body(about.names), ROLL)
 
@@ -135,7 +135,7 @@ def test_the_answer_is_cut_if_all_names_are_known(about: Asked, shortlist: int) 
     assert [entry["Host"] for entry in json.loads(scores)] == about.names
 
 
-@given(about=asked(), max_score=st.sampled_from([1, 10, 1_000_000]))
+@given(about=requested(), max_score=st.sampled_from([1, 10, 1_000_000]))
 def test_scores_are_the_same_with_cut_and_with_encoded_names(about: Asked, max_score: int) -> None:
     cut, encoded = (
         wire.encode_scores(request, about.decision(request.nodes), max_score)
@@ -148,7 +148,7 @@ def test_scores_are_the_same_with_cut_and_with_encoded_names(about: Asked, max_s
     assert json.loads(cut) == json.loads(encoded)
 
 
-@given(about=asked(), shortlist=st.sampled_from([0, 100]))
+@given(about=requested(), shortlist=st.sampled_from([0, 100]))
 def test_whole_nodes_are_returned_unchanged(about: Asked, shortlist: int) -> None:
     names = list(dict.fromkeys(about.names))
     items = [{"metadata": {"name": name}, "spec": {}} for name in names]

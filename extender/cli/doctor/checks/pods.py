@@ -104,7 +104,7 @@ def _old_driver(facts: Facts) -> Iterator[Problem]:
         )
 
 
-@check("IG306", "idlegpu is asked about all pods that get GPUs", needs=("pods", "claims"))
+@check("IG306", "kube-scheduler calls idlegpu for all pods that get GPUs", needs=("pods", "claims"))
 def _claims_alone(facts: Facts) -> Iterator[Problem]:
     """Find pods that hold GPUs through ResourceClaims and request none as a resource.
 
@@ -232,7 +232,7 @@ def _set_by_hand(facts: Facts) -> Iterator[Problem]:
                 setting, by_hand = repr(value), _by_environment(value, count)
             if by_hand is not None:
                 lines[by_hand].append(
-                    f"{key_of(pod)}: {_VISIBLE}={setting}, {count} GPUs asked for"
+                    f"{key_of(pod)}: {_VISIBLE}={setting}, {count} GPUs requested"
                 )
     for by_hand in _ByHand:
         if lines[by_hand]:

@@ -118,7 +118,7 @@ def _stale(facts: Facts) -> Iterator[Problem]:
             yield Problem(
                 severity=Severity.ERROR,
                 what="dcgm-exporter collects so rarely that its readings are stale",
-                evidence=(*evidence, f"fresh up to {limit:g} s, asked for every {query:g} s"),
+                evidence=(*evidence, f"fresh up to {limit:g} s, queried every {query:g} s"),
                 remedy="env: [{name: DCGM_EXPORTER_INTERVAL, value: '10000'}] for dcgm-exporter",
             )
         elif seconds != assumed and facts.settings is not None:

@@ -103,7 +103,7 @@ async def test_the_page_sends_only_read_requests(browser: Browser, server: Serve
     async with looking(browser, server, "?node=node-a&gpu=0") as (page, _):
         await expect(page.locator("#detail .gpu")).to_be_visible()
 
-    assert {asked.split()[0] for asked in server.asked} == {"GET"}
+    assert {requested.split()[0] for requested in server.requested} == {"GET"}
 
 
 @pytest.mark.parametrize("query", ["", "?view=decisions", "?view=pending", "?node=node-b&gpu=1"])

@@ -128,7 +128,9 @@ async def test_a_page_is_live_only_once_it_knows_the_fleet(
 
     monkeypatch.setattr(feed, "refresh_in_steps", look_slowly)
     async with looking(browser, server) as (page, _):
-        await until(lambda: "GET /v1/session" in server.asked)  # requested when the stream opens
+        await until(
+            lambda: "GET /v1/session" in server.requested
+        )  # requested when the stream opens
         assert await page.locator("#status-text").inner_text() == "Connecting"
 
         is_slow = False

@@ -57,12 +57,12 @@ async def test_a_new_waiting_pod_shows_at_once_and_few_other_requests_are_sent(
         await choose(page, view="pending")
         await expect(page.locator("#pending [role=status]")).to_have_text("No pod with GPUs waits.")
         await page.clock.run_for(7000)
-        asked = server.asked.count("GET /v1/pending")
+        requested = server.requested.count("GET /v1/pending")
 
         wait_for_gpus(world, "new", 1)
 
         await expect(page.locator(".card h3")).to_have_text("team/new")
-        assert server.asked.count("GET /v1/pending") == asked + 1
+        assert server.requested.count("GET /v1/pending") == requested + 1
 
 
 async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser: Browser) -> None:

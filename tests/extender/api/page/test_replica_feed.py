@@ -172,7 +172,7 @@ async def test_replicas_that_are_long_gone_are_no_longer_queried(
     assert names(await feed.batch()) == ["team/a"]
     assert "team/before" not in news  # a replica that still exists is not read from its start
     assert f"team/p-{MOST_REPLICAS + 4}" in news
-    known = parse_qs(urlsplit(far.asked[-1]).query)["after"][0].split(",")
+    known = parse_qs(urlsplit(far.requested[-1]).query)["after"][0].split(",")
     assert len(known) == MOST_REPLICAS
     assert {"far-1", f"gone{MOST_REPLICAS + 4}-1"} <= set(known)
     assert "gone0-1" not in known

@@ -121,8 +121,8 @@ async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
 ) -> None:
     async with listening(server) as content:
         await event(content, "fleet")
-        asked = names_request("node-a", "node-b", asker=pod("p"))
-        await world.webhooks().prioritize(json.dumps(asked).encode())
+        requested = names_request("node-a", "node-b", asker=pod("p"))
+        await world.webhooks().prioritize(json.dumps(requested).encode())
         reported = await event(content, "decisions")
         world.history.note_bound("uid-p", "node-a")
         bound = await event(content, "decisions")
@@ -137,8 +137,8 @@ async def test_of_a_batch_of_many_decisions_only_the_newest_are_reported(
     async with listening(server) as content:
         await event(content, "fleet")
         for number in range(100):
-            asked = names_request("node-a", asker=pod(f"p{number}"))
-            await world.webhooks().prioritize(json.dumps(asked).encode())
+            requested = names_request("node-a", asker=pod(f"p{number}"))
+            await world.webhooks().prioritize(json.dumps(requested).encode())
         reported: list[Any] = []
         passed_over = 0
         while len(reported) + passed_over < 100:
@@ -153,8 +153,8 @@ async def test_of_a_batch_of_many_decisions_only_the_newest_are_reported(
 async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
     async with serving(world, viewer=SeesNone()) as server, listening(server) as content:
         await event(content, "fleet")
-        asked = names_request("node-a", asker=pod("secret"))
-        await world.webhooks().prioritize(json.dumps(asked).encode())
+        requested = names_request("node-a", asker=pod("secret"))
+        await world.webhooks().prioritize(json.dumps(requested).encode())
         reported = await event(content, "decisions")
         async with aiohttp.ClientSession() as session:
             detail = await (await session.get(f"{server.url}/v1/page/nodes/node-b")).text()
@@ -168,7 +168,7 @@ class Expiring(SeesNone):
     """Caller whose token expires."""
 
     left: int = 2
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     @override
     async def renew(self) -> None:

@@ -164,7 +164,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "IG012", "a second scheduler", {"pods": beside(kube_scheduler("v1.37.2"))}
     ),
     "weights that drown us": Fault("IG004", "weight: 1", {"schedulers": asking(weight=10)}),
-    "a verb that is not asked": Fault(
+    "a verb that is not called": Fault(
         "IG005", "prioritizeVerb: prioritize", {"schedulers": asking(prioritizeVerb=None)}
     ),
     "a MIG profile missing in managedResources": Fault(
@@ -301,7 +301,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "take CUDA_VISIBLE_DEVICES out of env",
         {"pods": beside(pod("mine", 1, env={"CUDA_VISIBLE_DEVICES": "3"}))},
     ),
-    "a tensor-parallel size unlike the GPUs asked for": Fault(
+    "a tensor-parallel size that differs from the requested GPUs": Fault(
         "IG303",
         "--tensor-parallel-size N",
         {"pods": beside(pod("vllm", 2, command=["vllm", "serve", "m", "-tp", "4"]))},

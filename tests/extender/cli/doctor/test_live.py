@@ -30,14 +30,14 @@ class Server:
     """Server with answers by path, which refuses all other paths.
 
     Attributes:
-        asked: method and path of each request.
+        requested: method and path of each request.
         bodies: bodies of requests by path.
     """
 
     def __init__(self, answers: Mapping[str, Any], refusal: Failure = Failure.REFUSED) -> None:
         self._answers = answers
         self._refusal = refusal
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.bodies: dict[str, list[Any]] = {}
 
     def request(
@@ -47,7 +47,7 @@ class Server:
         params: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> bytes:
-        self.asked.append(f"{method} {path}")
+        self.requested.append(f"{method} {path}")
         if body is not None:
             self.bodies.setdefault(path, []).append(json.loads(body))
         answer = self._answers.get(path)
@@ -92,7 +92,7 @@ def test_a_list_without_an_end_is_given_up(
 
     facts = gathered(server)
 
-    assert server.asked.count("GET /api/v1/nodes") == (2 if is_same else 7)
+    assert server.requested.count("GET /api/v1/nodes") == (2 if is_same else 7)
     assert "does not end" in facts.missing["nodes"]
 
 
@@ -156,7 +156,7 @@ def test_config_maps_are_looked_for_where_schedulers_run() -> None:
     facts = gathered(server)
 
     assert [one.source for one in facts.schedulers or ()] == ["ConfigMap mine/c config"]
-    assert "GET /api/v1/namespaces/team/configmaps" not in server.asked
+    assert "GET /api/v1/namespaces/team/configmaps" not in server.requested
 
 
 def test_the_service_and_the_version_are_read() -> None:
@@ -177,7 +177,7 @@ def test_doctor_reads_only_our_secrets() -> None:
 
     facts = gathered(server)
 
-    secrets = [path.rpartition("/")[2] for path in server.asked if "/secrets" in path]
+    secrets = [path.rpartition("/")[2] for path in server.requested if "/secrets" in path]
     assert secrets == ["idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca"]
     assert "no Secret idlegpu-extender-tls or" in facts.why_missing("certificates")
 

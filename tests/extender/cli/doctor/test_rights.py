@@ -42,17 +42,17 @@ def test_the_rights_are_those_of_the_manifests() -> None:
         assert needed(component) == granted(f"{component}/cluster-role.yaml", is_own=False)
 
 
-def asked(**settings: object) -> set[str]:
+def requested(**settings: object) -> set[str]:
     return {f"{need.resource} {need.name}".strip() for need in NEEDS if need.when(settings)}
 
 
 def test_rights_for_disabled_features_are_not_required() -> None:
-    assert "csistoragecapacities idlegpu-state" in asked()
-    assert "leases idlegpu-wake" in asked(wake={"target": "node"})
-    assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "node"})
-    assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "pod"})
-    assert "leases idlegpu-wake" not in asked(wake={"enabled": False})
-    assert "jobsets" in asked(cluster={"group_objects": True})
-    assert "jobsets" not in asked()
-    assert "events" not in asked(events={"enabled": False})
-    assert "tokenreviews" not in asked(api={"access": "open"})
+    assert "csistoragecapacities idlegpu-state" in requested()
+    assert "leases idlegpu-wake" in requested(wake={"target": "node"})
+    assert "csistoragecapacities idlegpu-state" not in requested(wake={"target": "node"})
+    assert "csistoragecapacities idlegpu-state" not in requested(wake={"target": "pod"})
+    assert "leases idlegpu-wake" not in requested(wake={"enabled": False})
+    assert "jobsets" in requested(cluster={"group_objects": True})
+    assert "jobsets" not in requested()
+    assert "events" not in requested(events={"enabled": False})
+    assert "tokenreviews" not in requested(api={"access": "open"})

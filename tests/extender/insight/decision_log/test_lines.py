@@ -72,13 +72,15 @@ def test_the_settings_are_stated_again_when_they_change() -> None:
     assert [line.policy for line in decisions_in(log)] == [Policy(), Policy(), POLICY]
 
 
-@pytest.mark.parametrize("asked", [("b", "a"), ("a",), ("unknown", "a"), ()])
-def test_candidates_are_kept_however_many_they_are(asked: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("requested", [("b", "a"), ("a",), ("unknown", "a"), ()])
+def test_candidates_are_kept_however_many_they_are(requested: tuple[str, ...]) -> None:
     snapshot = snapshot_of({"a": node(), "b": node(), "c": node()})
 
-    (line,) = decisions_in(written([weighed(snapshot, request(), policy=POLICY, candidates=asked)]))
+    (line,) = decisions_in(
+        written([weighed(snapshot, request(), policy=POLICY, candidates=requested)])
+    )
 
-    assert sorted(line.candidates) == sorted(asked)
+    assert sorted(line.candidates) == sorted(requested)
 
 
 def test_lines_of_other_logs_and_an_incomplete_last_line_are_skipped() -> None:

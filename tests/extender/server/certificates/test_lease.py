@@ -32,7 +32,7 @@ async def test_a_free_lease_is_taken_without_waiting(
     client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(30), hold_lease(client, "ns", wait_seconds=0.1):
-        assert server.asked[:2] == ["GET", "POST"]
+        assert server.requested[:2] == ["GET", "POST"]
         assert holder(server) != ""
 
     assert holder(server) == ""
@@ -46,9 +46,9 @@ async def test_several_runs_act_one_at_a_time(client: KubeClient, server: LeaseS
     async def act(number: int) -> None:
         async with hold_lease(client, "ns"):
             acting.append(number)
-            asked = server.asked.count("GET")
+            requested = server.requested.count("GET")
             if len(done) < 3:  # other Jobs keep trying meanwhile
-                await eventually(lambda: server.asked.count("GET") >= asked + 3)
+                await eventually(lambda: server.requested.count("GET") >= requested + 3)
             assert acting == [number]
             acting.remove(number)
         done.append(number)
@@ -65,7 +65,7 @@ async def test_the_holder_renews_the_lease_and_releases_it_even_after_a_fault(
 ) -> None:
     async def act_and_fail() -> None:
         async with hold_lease(client, "ns"):
-            await eventually(lambda: server.asked.count("PATCH") > 0)
+            await eventually(lambda: server.requested.count("PATCH") > 0)
             raise KubeError("gone")
 
     with pytest.raises(KubeError, match="gone"):
@@ -84,8 +84,8 @@ async def test_without_the_right_a_run_warns_once_and_continues(
     server.refused[method] = 403
 
     async with asyncio.timeout(30), hold_lease(client, "ns"):
-        asked = len(server.asked)
-    assert len(server.asked) == asked
+        requested = len(server.requested)
+    assert len(server.requested) == requested
 
     (reported,) = capsys.readouterr().err.splitlines()
     assert reported.startswith("warning: another run may change the Secrets at the same time: ")

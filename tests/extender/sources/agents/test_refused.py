@@ -60,7 +60,7 @@ async def test_a_request_without_a_token_is_refused(tmp_path: Path) -> None:
 
         assert (status, server.refused(AgentRefusal.NO_TOKEN)) == (401, 1)
         assert "no token" in text
-        assert server.reviews.asked == []
+        assert server.reviews.requested == []
 
 
 async def test_a_request_sent_byte_by_byte_times_out(
@@ -91,7 +91,7 @@ async def test_a_token_for_another_audience_is_refused_without_a_review(tmp_path
 
         assert (status, server.refused(AgentRefusal.WRONG_AUDIENCE)) == (401, 1)
         assert "'idlegpu-extender'" in text
-        assert server.reviews.asked == []
+        assert server.reviews.requested == []
 
 
 async def test_a_token_of_another_account_is_refused(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_claims_of_a_token_are_not_trusted(tmp_path: Path) -> None:
 
         assert (status, again, server.refused(AgentRefusal.BAD_TOKEN)) == (401, 401, 2)
         assert "bad signature" in text
-        assert server.reviews.asked == [forged]  # a refused token is not reviewed again at once
+        assert server.reviews.requested == [forged]  # a refused token is not reviewed again at once
 
 
 @pytest.mark.parametrize(
@@ -300,14 +300,14 @@ async def test_forged_tokens_do_not_block_agents_of_other_addresses(
         tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
         forged = [token("gpu-9", expires_at=FLEET_CLOCK() + 60 + more) for more in range(300)]
         flood = [asyncio.create_task(tokens.review(one, "10.0.0.9")) for one in forged]
-        await eventually(lambda: len(reviews.asked) > 20)  # one second's quota is used up
+        await eventually(lambda: len(reviews.requested) > 20)  # one second's quota is used up
 
-        before = len(reviews.asked)
+        before = len(reviews.requested)
         own = token("gpu-1")
         sender = await tokens.review(own, "10.0.0.1")
 
         assert sender.node == "gpu-1"
-        assert own in reviews.asked[before : before + 20]  # not the 281st
+        assert own in reviews.requested[before : before + 20]  # not the 281st
         for task in flood:
             task.cancel()
         await asyncio.wait(flood)
@@ -324,7 +324,7 @@ async def test_too_many_waiting_reviews_of_an_address_are_refused(
             await tokens.review(token("gpu-1"), "10.0.0.1")
 
     assert caught.value.refusal is AgentRefusal.BUSY
-    assert not reviews.asked
+    assert not reviews.requested
 
 
 async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> None:

@@ -111,14 +111,14 @@ async def test_a_token_is_reviewed_once_and_read_again_for_each_connection(
             agents["gpu-1"].is_dumb = False
             before = len(server.readings)
             await eventually(lambda: len(server.readings) > before)
-            assert len(server.reviews.asked) == 1
+            assert len(server.reviews.requested) == 1
 
             new = token("gpu-1", expires_at=FLEET_CLOCK() + 7200)
             server.token_file("gpu-1", new)
             agents["gpu-1"].is_dumb = True
             await eventually(lambda: server.refused(AgentRefusal.SILENT) >= 2)
             agents["gpu-1"].is_dumb = False
-            await eventually(lambda: server.reviews.asked[1:] == [new])
+            await eventually(lambda: server.reviews.requested[1:] == [new])
 
 
 async def test_a_connection_is_replaced_before_its_token_expires(
@@ -131,7 +131,7 @@ async def test_a_connection_is_replaced_before_its_token_expires(
         ):
             await eventually(lambda: server.readings_of("gpu-1"))
             server.token_file("gpu-1")
-            await eventually(lambda: len(server.reviews.asked) == 2)
+            await eventually(lambda: len(server.reviews.requested) == 2)
 
         assert server.refused(AgentRefusal.EXPIRED) == 0
 

@@ -77,7 +77,7 @@ async def test_reports_arrive_over_tls(tmp_path: Path, folder: Path) -> None:
     ):
         await eventually(lambda: all(server.readings_of(name) for name in NAMES))
 
-        assert len(server.reviews.asked) == len(NAMES)
+        assert len(server.reviews.requested) == len(NAMES)
 
 
 async def test_an_extender_with_another_ca_gets_no_token_and_the_agent_logs_why(
@@ -91,7 +91,7 @@ async def test_an_extender_with_another_ca_gets_no_token_and_the_agent_logs_why(
     ):
         await eventually(lambda: causes(caplog))
 
-        assert server.reviews.asked == []
+        assert server.reviews.requested == []
         assert "certificate is not trusted" in causes(caplog)[0]
         assert f"reports.ca_file ({reports.ca_file}) must contain its CA" in causes(caplog)[0]
 
@@ -104,7 +104,7 @@ async def test_certificate_needs_the_service_name_or_the_configured_name(
         stranger = over_tls(folder, server_name="idlegpu-agents.elsewhere.svc")
         async with start(server.service, server.token_file, reports=stranger):
             await eventually(lambda: causes(caplog))
-        assert server.reviews.asked == []
+        assert server.reviews.requested == []
         assert "reports.server_name (idlegpu-agents.elsewhere.svc)" in causes(caplog)[0]
 
         named = over_tls(folder, server_name="localhost")
@@ -137,7 +137,7 @@ async def test_an_agent_without_tls_cannot_report_to_a_tls_port(
     ):
         await eventually(lambda: causes(caplog))
 
-        assert server.reviews.asked == []
+        assert server.reviews.requested == []
 
 
 async def test_an_agent_with_tls_logs_that_the_extender_has_none(
@@ -151,7 +151,7 @@ async def test_an_agent_with_tls_logs_that_the_extender_has_none(
     ):
         await eventually(lambda: causes(caplog))
 
-        assert server.reviews.asked == []
+        assert server.reviews.requested == []
         assert "does the extender serve reports over TLS (agents.cert_file)?" in causes(caplog)[0]
 
 

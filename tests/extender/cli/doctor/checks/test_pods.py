@@ -135,7 +135,7 @@ def test_variables_set_by_a_command_are_reported_with_the_pod() -> None:
     facts = at(pod("mine", 1, command=["env", "CUDA_VISIBLE_DEVICES=3", "python", "train.py"]))
 
     assert evidence("IG302", facts) == (
-        "team/mine: CUDA_VISIBLE_DEVICES='3' in its command, 1 GPUs asked for"
+        "team/mine: CUDA_VISIBLE_DEVICES='3' in its command, 1 GPUs requested"
     )
 
 

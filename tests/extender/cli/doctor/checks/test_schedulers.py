@@ -260,11 +260,11 @@ def test_the_shortlist_that_is_set_counts() -> None:
     ids=[
         "listed-above-ours",
         "both-ignorable-and-above",
-        "ours-is-ignorable-and-so-asked-last",
+        "ours-is-ignorable-and-called-last",
         "scores-alone",
         "ours-again-for-other-resources",
         "both-ignorable-and-below",
-        "ignorable-and-so-asked-after-ours",
+        "ignorable-and-called-after-ours",
     ],
 )
 def test_extenders_that_filter_after_ours_are_reported(
