@@ -48,9 +48,9 @@ class PeerReports(Protocol):
 class BypassVerdict(StrEnum):
     """Outcome of our answers for a bound pod."""
 
-    CALLED = "answers"
+    CALLED = "asked"
     """A request came, and kube-scheduler read the answer."""
-    NOT_CALLED = "not-answers"
+    NOT_CALLED = "not-asked"
     """No replica got a request, or no further one after filter had refused every node."""
     ANSWER_LOST = "answer-lost"
     """A request came, and kube-scheduler disconnected before the answer."""
