@@ -10,7 +10,7 @@ over its memory ends its youngest pod (`bench.sharing_day`). A pod on a broken c
 
 Both placements see the same pods, processes and faults. kube-scheduler is a model: the fit of GPUs,
 CPU and memory, and the default scores of Kubernetes 1.37, checked against the real one on a sample
-of these questions (`tests/bench/test_day_scheduler.py`). Owners do not spread pods: all count as
+of these requests (`tests/bench/test_day_scheduler.py`). Owners do not spread pods: all count as
 pods of Jobs. With idlegpu, its own filter and prioritize answer with default settings, from
 readings of Prometheus each minute that are 15 s to 75 s old, and kube-scheduler adds their score
 (weight 1) to its own. Wait and slowdown count from arrival; pods that have not started wait until

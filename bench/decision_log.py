@@ -112,7 +112,7 @@ def main() -> int:
         {
             "decision log": "on" if is_on else "off",
             "verb": verb,
-            "questions": len(times.ours),
+            "requests": len(times.ours),
             "median ms": percentile(times.ours, 0.5),
             "p99 ms": percentile(times.ours, 0.99),
             "trivial p99 ms": percentile(times.trivial, 0.99),
@@ -138,7 +138,7 @@ def main() -> int:
         f"{found[True].decisions:.0f} decisions were written; it took "
         f"{time.perf_counter() - began:.0f} s.",
     ]
-    title = "Questions while decisions are written"
+    title = "Requests with and without the decision log"
     is_met = report("decision_log", title, rows=rows, bounds=bounds, notes=notes)
     return 0 if is_met else 1
 

@@ -190,7 +190,7 @@ async def take_all(noting: ServerProcess, pods: int) -> list[float]:
                 seconds += take(noting)
     except TimeoutError as error:
         raise TimeoutError(
-            f"filter was asked about {len(seconds)} of {pods} pods after {DEADLINE_SECONDS:.0f} s"
+            f"filter was called for {len(seconds)} of {pods} pods within {DEADLINE_SECONDS:.0f} s"
         ) from error
     return seconds
 
@@ -206,13 +206,13 @@ def rows(measured: Measured) -> list[dict[str, object]]:
     return [
         {
             "nodes": measured.nodes,
-            "asked by": name,
+            "caller": name,
             "pods": len(seconds),
             "least ms": min(seconds) * 1e3,
             "p10 ms": percentile(seconds, 0.1) * 1e3,
             "median ms": median(seconds) * 1e3,
             "p90 ms": percentile(seconds, 0.9) * 1e3,
-            "asked before the event": f"{sum(value < 0 for value in seconds) / len(seconds):.1%}",
+            "called before the event": f"{sum(value < 0 for value in seconds) / len(seconds):.1%}",
         }
         for name, seconds in delays.items()
     ]

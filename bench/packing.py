@@ -115,7 +115,7 @@ def best_fit(nodes: Nodes, among: Sequence[int], shape: Shape) -> int:
     left = (
         (nodes.millicores[at] - shape.millicores) / 128_000
         + (nodes.memory_mib[at] - shape.memory_mib) / 1_048_576
-        + (nodes.milli[at].sum(axis=1) - shape.asked_milli) / (8 * WHOLE)
+        + (nodes.milli[at].sum(axis=1) - shape.requested_milli) / (8 * WHOLE)
     )
     return int(at[np.argmin(left)])
 
@@ -130,7 +130,7 @@ async def run(trace: Trace, way: str, *, replicas: int, strategy: Strategy) -> F
     for number, shape in enumerate(trace.pods):
         if not shape.gpus:
             continue
-        arrived += shape.asked_milli
+        arrived += shape.requested_milli
         among = cluster.nodes.with_room(shape).tolist()
         node = None
         record = cluster.pod(number, shape)
@@ -146,7 +146,7 @@ async def run(trace: Trace, way: str, *, replicas: int, strategy: Strategy) -> F
             if node is not None:
                 cluster.bind(record, node, shape)
         if node is not None:
-            allocated += shape.asked_milli
+            allocated += shape.requested_milli
         elif way == OURS:
             cluster.drop(record)
         while len(found) < len(MARKS) and arrived >= MARKS[len(found)] * whole:

@@ -62,7 +62,7 @@ class Shape:
     models: tuple[str, ...] = ()
 
     @property
-    def asked_milli(self) -> int:
+    def requested_milli(self) -> int:
         """Sum of the thousandths of all its GPUs."""
         return self.gpus * self.gpu_milli
 

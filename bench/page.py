@@ -127,7 +127,7 @@ def main() -> int:
         {
             "pages": PAGES if is_open else 0,
             "verb": verb,
-            "questions": len(of_verb.ours),
+            "requests": len(of_verb.ours),
             "median ms": percentile(of_verb.ours, 0.5),
             "p99 ms": percentile(of_verb.ours, 0.99),
             "trivial p99 ms": percentile(of_verb.trivial, 0.99),
@@ -168,12 +168,12 @@ def main() -> int:
         )
     )
     notes = [
-        f"The pages received {traffic.bytes / 1e6:.0f} MB in all, and asked "
+        f"The pages received {traffic.bytes / 1e6:.0f} MB in all, and requested "
         + ", ".join(f"{path} {count} times" for path, count in sorted(traffic.requests.items()))
-        + f"; {traffic.failures} of that were not answered.",
+        + f"; {traffic.failures} of these requests failed.",
         f"What the pages' tasks take, in CPU time:\n\n{table(steps)}",
     ]
-    is_met = report("page", "Questions while people look", rows=rows, bounds=bounds, notes=notes)
+    is_met = report("page", "Requests while pages are open", rows=rows, bounds=bounds, notes=notes)
     return 0 if is_met else 1
 
 

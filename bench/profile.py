@@ -27,30 +27,31 @@ _LOOP: Final = (
     *("<frozen runpy>", "asyncio/__init__.py"),
 )
 
-CHANGED: Final = """What was changed because of such profiles, each with its share before:
+CHANGED: Final = """Changes because of such profiles, each with its share of the time before:
 
-- Eight requests were evaluated for all nodes again every five seconds (47 % of all): estimates are
-  renewed every ten seconds, and when readings came.
-- Each binding copied some forty arrays of 40,000 devices (a third of filter), and evaluated its
-  node once more: rows are patched, readings are estimated again only if their
-  inputs changed, and a pod that is bound where it was assumed changes nothing.
-- One evaluation for each of the requests that take turns, while they waited for it (a fifth of
-  filter): one for all of them, before anybody asks.
-- Names of the question were read twice, and hashed by gathers of whole matrices (a quarter of
-  filter): they are read once, where they stand.
-- Reasons against nodes that the shortlist leaves out anyhow (a third of filter where many nodes are
-  refused): left out too.
-- What explains a decision was gathered for both verbs, log lines and counts came before the answer:
-  once, and after it.
-- Each of the recent requests was evaluated for all devices from the first column on at a renewal
-  (27 %): memory, load and landing set, which they have in common, are worked out once.
-- Prioritize asks what can be foreseen: it is decided while kube-scheduler's own plugins score.
-- The pod was decoded and read in each question (an eighth of filter): where the API server has sent
-  of the very same before, that is gone by, and pods that say the same are read once.
-- Of a request that had not been asked before, filter waited for the evaluation of every device
-  (three quarters of it): that is done when the API server sends the pod.
-- What the last pod's binding changed was evaluated three milliseconds after it, when the next pod
-  was asked about already (a quarter of filter): at once, with a rest afterwards."""
+- Eight requests were evaluated again for all nodes every five seconds (47 % of all). Now estimates
+  are refreshed every ten seconds, and when readings arrive.
+- Each binding copied some forty arrays of 40,000 devices and evaluated its node once more (a third
+  of filter). Now rows are patched, readings are estimated again only if their inputs changed, and a
+  pod that is bound where it was assumed changes nothing.
+- Each of the requests that take turns was evaluated by itself while a pod waited (a fifth of
+  filter). Now one evaluation covers all of them, before kube-scheduler calls.
+- The names in a request were read twice, and hashed by gathers of whole matrices (a quarter of
+  filter). Now they are read once, in place.
+- Reasons were written for nodes that the shortlist leaves out (a third of filter if many nodes are
+  refused). Now these reasons are left out, too.
+- Details for explanations were gathered in both verbs, and log lines and metrics came before the
+  answer. Now details are gathered once, and all of this follows the answer.
+- Each refresh evaluated every recent request for all devices from the first column on (27 %). Now
+  memory, load and landing set, which the requests share, are computed once.
+- Prioritize repeated work that can be predicted. Now it is decided while kube-scheduler's own
+  plugins score.
+- The pod was decoded and parsed in each request (an eighth of filter). Now the record from the API
+  server is used if it has the same version, and equal pods are parsed once.
+- Filter waited for the evaluation of every device for a request without a cache entry (three
+  quarters of filter). Now that is done when the API server sends the pod.
+- Changes by a pod's binding were evaluated three milliseconds later, when the next pod's request
+  had often arrived (a quarter of filter). Now they are evaluated at once, with a pause after."""
 
 
 def main() -> int:

@@ -161,7 +161,7 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
     checks: dict[str, Callable[[], bool]] = {
         "both watches are open": lambda: bool(world.state()["watches"] == 2),
         "nodes and pods are followed": is_followed,
-        "Prometheus is asked": lambda: bool(world.state()["queries"] > before["queries"]),
+        "Prometheus is queried": lambda: bool(world.state()["queries"] > before["queries"]),
         "its answers are taken over": lambda: _read_at(world.metrics()) > read_at + 0.5,
         "GPUs are judged by them": lambda: _states(world.metrics()) != _states(first),
         "the lease is renewed": writes("PATCH leases"),

@@ -327,7 +327,7 @@ def row(measured: Measured) -> dict[str, object]:
         "freed": len(measured.freed),
         "idle to bound: median s": median(measured.freed),
         "p95 s": percentile(measured.freed, 0.95),
-        "questions a freed GPU": f"{measured.retries:.1f}",
+        "filter calls per freed GPU": f"{measured.retries:.1f}",
         "other pods: median s": median(measured.others),
         "other p95 s": percentile(measured.others, 0.95),
         "others at first: max s": max(measured.early),
@@ -365,7 +365,7 @@ def bounds(measured: Sequence[Measured], *, bindings_wake: bool = True) -> list[
         if one.way == "gated" or (one.way == "pod" and not bindings_wake):
             found.append(
                 Bound(
-                    what=f"questions a freed GPU, {beside}",
+                    what=f"filter calls per freed GPU, {beside}",
                     limit=GOAL_RETRIES,
                     measured=one.retries,
                     unit="",

@@ -262,7 +262,7 @@ def _row(nodes: int, shortlist: int, state: str, verb: str, times: Times) -> dic
         "shortlist": shortlist,
         "state": state,
         "verb": verb,
-        "questions": len(times.ours),
+        "requests": len(times.ours),
         "median ms": median(times.ours),
         "p99 ms": percentile(times.ours, 0.99),
         "most ms": max(times.ours),

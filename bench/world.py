@@ -4,7 +4,7 @@
         world.wait_ready()
         world.wait_readings(2)
         world.control("refresh")            # the next round of Prometheus brings new values
-        scheduler = Scheduler(world)        # bench.scheduler_client: asks as kube-scheduler does
+        scheduler = Scheduler(world)        # bench.placing: sends kube-scheduler's requests
 
 All processes use free ports of 127.0.0.1 and end with the caller.
 """

@@ -74,7 +74,7 @@ def filter_args(pod: str) -> dict[str, object]:
 def test_every_request_form_has_a_row_in_milliseconds() -> None:
     single, burst, webhooks = rows(measured([-0.001, 0.001, 0.002, 0.003], [0.001]))
 
-    assert (single["least ms"], single["asked before the event"]) == (-1.0, "25.0%")
+    assert (single["least ms"], single["called before the event"]) == (-1.0, "25.0%")
     assert burst["median ms"] == pytest.approx(300)
     assert webhooks["pods"] == 1
 
