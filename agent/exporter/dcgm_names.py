@@ -192,7 +192,7 @@ _METRICS: Final = (
         "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION",
         (Signal.RECOVERY_ACTION,),
         1,
-        "Recovery action that the driver asks for.",
+        "Recovery action that the driver requests.",
     ),
     _Metric(
         "DCGM_FI_DEV_FABRIC_MANAGER_STATUS",

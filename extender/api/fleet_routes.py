@@ -267,7 +267,7 @@ class FleetRoutes:
             name = {value.value: key for key, value in _ANNOTATION_OF.items()}[problem.annotation]
             raise QueryError(name, problem.value, f"must be {problem.allowed}")
         if parsed.request is None:
-            raise QueryError("gpus", str(count), f"asks for no {resource}")
+            raise QueryError("gpus", str(count), f"requests no {resource}")
         return parsed.request, limit
 
     async def _rank(

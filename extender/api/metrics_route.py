@@ -189,7 +189,7 @@ class FleetCollector(Collector):
         )
         disagreements = GaugeMetricFamily(
             "idlegpu_signal_disagreements",
-            "GPUs whose utilization says idle while other evidence says busy.",
+            "GPUs that are idle by utilization but busy by other evidence.",
             labels=["source"],
         )
         for name, state in self._fleet.sources.items():

@@ -198,7 +198,7 @@ def propose(
         )
     elif task is None:
         certainty = Certainty.STATED if parallel is not None else Certainty.GUESSED
-        because.append("nothing says what the task is: one GPU, and no memory is reserved")
+        because.append("the task is unknown: one GPU, and no memory is reserved")
     else:
         because.append(_estimate_words(task, billions, total, is_stated=is_stated))
     if gpus > _NODE_GPUS:

@@ -176,7 +176,7 @@ class DecisionRoutes:
             return await document_answer(request, found[0] | rest)
         if found:
             ids = ", ".join(sorted(text_of(view["id"]) for view in found))
-            error = f"several replicas have a decision {wanted!r}: ask for one of {ids}"
+            error = f"several replicas have a decision {wanted!r}: request one of {ids}"
             return json_answer({"error": error} | rest, 409)
         error = unknown_decision(wanted)
         return json_answer({"error": error} | rest, 404)

@@ -161,7 +161,8 @@ class Explain:
             views = (mapping_of(one.view["decision"]) for one in found)
             ids = ", ".join(sorted(text_of(view.get("id")) for view in views))
             return error_answer(
-                409, f"several replicas have a decision {wanted!r}: ask for the id, one of {ids}"
+                409,
+                f"several replicas have a decision {wanted!r}: request it by its id, one of {ids}",
             )
         return error_answer(
             404,

@@ -118,12 +118,12 @@ _HELP_OURS: Final = {
     "have: lower it, or add nodes with larger GPUs",
     Rejection.NO_MEMORY: "other tenants declared or use the memory of the shared GPUs: wait until "
     "that is freed, or lower idlegpu.io/gpu-memory",
-    Rejection.NOT_IDLE: "the pod says idlegpu.io/require-idle: it waits until GPUs are idle; "
+    Rejection.NOT_IDLE: "the pod sets idlegpu.io/require-idle: it waits until GPUs are idle; "
     "`idlegpu holders` shows pods that hold GPUs without using them",
     Rejection.BUSY: "load_filter rejects busy nodes while others are less busy: wait, or raise "
     "idlegpu.io/max-utilization",
     Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
-    Rejection.WRONG_MODEL: "the pod says idlegpu.io/require-models: `idlegpu best --model MODEL` "
+    Rejection.WRONG_MODEL: "the pod sets idlegpu.io/require-models: `idlegpu best --model MODEL` "
     "shows whether such GPUs exist and are free",
     Rejection.DEARER: "price is strict, and cheaper nodes would do: they were full for other "
     "reasons; idlegpu.io/prefer-models names the models that may cost more",
@@ -203,4 +203,4 @@ def _help(reason: str) -> str:
     for word, text in _HELP_SCHEDULER:
         if word in reason:
             return text
-    return "kube-scheduler's own filter says so: `kubectl describe pod` shows its events"
+    return "kube-scheduler's own filter refuses it: `kubectl describe pod` shows its events"

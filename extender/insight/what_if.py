@@ -280,9 +280,9 @@ class WhatIf:
 def _why_not_called(resources: ResourceNames, *, is_disabled: bool) -> str:
     """Return the reason why kube-scheduler would not call the extender for a pod."""
     if is_disabled:
-        return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"
+        return "the pod sets idlegpu.io/enabled: false: it is left to kube-scheduler"
     names = ", ".join(resources.names)
-    return f"the pod asks for no GPU: one of its containers must limit one of {names}"
+    return f"the pod requests no GPU: one of its containers must limit one of {names}"
 
 
 def _problem(problem: AnnotationProblem) -> ProblemAnswer:

@@ -40,8 +40,8 @@ class Admission(Section):
     )
     proposals: bool = Field(
         default=False,
-        description="annotate new GPU pods that say nothing of memory or models: gpu-memory as "
-        "similar pods were measured, prefer-models by the size of the model",
+        description="annotate new GPU pods that state neither memory nor models: gpu-memory by the "
+        "measured use of similar pods, prefer-models by the size of the model",
     )
     lease_name: str = Field(
         default="idlegpu-scheduler",
@@ -87,7 +87,8 @@ class Admission(Section):
         )
         if cert is None or key is None:
             raise ValueError(
-                f"admission.listen ({self.listen}) needs a certificate, for the API server asks "
-                "over TLS alone: set admission.cert_file and admission.key_file, or tls.*"
+                f"admission.listen ({self.listen}) needs a certificate, because the "
+                "API server calls it over TLS only: set admission.cert_file and "
+                "admission.key_file, or tls.*"
             )
         return cert, key

@@ -239,7 +239,7 @@ Topology = Annotated[
 ]
 
 GROUP_TOPOLOGY: Final = (
-    "labels of nodes that say which nodes are near each other, from the nearest domain (NVLink) to "
+    "labels that show which nodes are near each other, from the nearest domain (NVLink) to "
     "the widest (zone): among equally suitable nodes those near a pod's group come first "
     "(docs/decision.md). Labels that no node has do not count. Empty: groups do not count at all"
 )

@@ -114,8 +114,8 @@ class Events(Section):
     enabled: bool = Field(default=True, description="write Events that explain decisions")
     placements: bool = Field(
         default=True,
-        description="write one Event on each bound pod that says where it was placed and why; "
-        "above five a second only on some pods",
+        description="write one Event on each bound pod with its node and the reasons; above five a "
+        "second only on some pods",
     )
 
     @property

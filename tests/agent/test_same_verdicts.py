@@ -288,7 +288,7 @@ OF_NVML_ALONE: Mapping[str, Fact] = {
         action=PENALTY,
         cause="recovery action: recover IMEX",
     ),
-    "the driver asks for no recovery action any more": Fact(dcgm={}, xid=154, fields={230: 0}),
+    "the driver requests no recovery action any more": Fact(dcgm={}, xid=154, fields={230: 0}),
 }
 
 

@@ -229,7 +229,7 @@ async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
         f"default/new on {whole}: the container runtime says: unsatisfied condition {TOO_NEW}"
     )
     assert "default/server: CUDA_VISIBLE_DEVICES='3', 1 GPUs requested" in found["IG302"]
-    assert "--tensor-parallel-size 4, so 4 GPUs; it asks for 1" in found["IG303"]
+    assert "--tensor-parallel-size 4, so 4 GPUs; it requests 1" in found["IG303"]
     assert "Secret idlegpu/idlegpu-extender-tls tls.crt" in found["IG402"]
     assert "may not create leases.coordination.k8s.io in idlegpu" in found["IG403"]
 

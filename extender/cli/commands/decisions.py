@@ -14,7 +14,7 @@ from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
-_WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
+_WIDE_COLUMNS = ["RUNNER-UP", "REQUESTS", ">MS", "REPLICA", "ID"]
 _MOST: Final = DECISIONS.number("limit").high
 """Largest number of decisions that the extender returns."""
 

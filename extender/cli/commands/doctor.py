@@ -85,7 +85,7 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
     if is_blind:
         repeated = {one for one in causes for other in causes if one != other and one in other}
         unique = [one for one in causes if one not in repeated]
-        why = "; ".join(unique) or "no file says anything that a check needs"
+        why = "; ".join(unique) or "no file has facts that a check needs"
         raise ClientError(f"nothing could be checked: {why}", Failure.UNREACHABLE)
     if report.has_errors:
         click.get_current_context().exit(1)

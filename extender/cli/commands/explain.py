@@ -42,7 +42,7 @@ _PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
 _MOST_NAMES = 4
 _MOST_PLACED = 4
 _RECOMPUTED = "recomputed from current readings, not from those of the decision:"
-_NOT_KNOWN = "and no decision about it is remembered: none was made, or it is too old"
+_NOT_KNOWN = "and no decision about it is recorded: none was made, or it is too old"
 
 
 def _render(
@@ -144,7 +144,7 @@ def _requested(request: Request) -> str:
         )
     if request.strategy:
         parts.append(f"strategy {request.strategy}")
-    return f"asks for {', '.join(parts)}"
+    return f"requests {', '.join(parts)}"
 
 
 def _group(group: Group) -> str:

@@ -13,7 +13,7 @@ from extender.cli.tables import Cell, line, sheet, stack, word
 _COLUMNS = [
     "POD",
     ">WAITS",
-    "ASKS FOR",
+    "REQUESTS",
     "STATE",
     "_NODES HELD BACK BY KUBE-SCHEDULER",
     "_BY IDLEGPU",

@@ -118,7 +118,9 @@ def command(
     if hold and arguments:
         raise click.UsageError("--hold takes no command: leave out CMD")
     if not words:
-        raise click.UsageError("say what to run, after --; or --hold for a pod to work in")
+        raise click.UsageError(
+            "state the command to run after --, or use --hold for an interactive pod"
+        )
     base = name or unique("hold" if hold else name_for(words))
     jobs = [
         GpuJob(

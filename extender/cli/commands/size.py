@@ -42,7 +42,7 @@ def command(
     its certainty.
     """
     if not (file or image or owner or text):
-        raise click.UsageError("say what to size: -f FILE, --image, --owner or --text")
+        raise click.UsageError("state the task to size: -f FILE, --image, --owner or --text")
     kind, _, name = owner.partition("/")
     if owner and not (kind and name):
         raise click.BadParameter(

@@ -210,7 +210,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             _parse_group_size,
             default=None,
             allowed=_GROUP_SIZE_ALLOWED,
-            instead="the size that the group's own labels say",
+            instead="the size in the group's own labels",
         ),
         group_policy=annotations.read(
             Annotation.GROUP_POLICY,

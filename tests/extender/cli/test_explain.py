@@ -116,10 +116,10 @@ def test_where_several_replicas_have_a_number_the_list_shows_the_ids() -> None:
             both = runner(url)("explain", "--number", "1", "--number", "far-1")
 
     assert several.exit_code == 2
-    assert "ask for the id, one of far-1, near-1" in several.stderr
+    assert "request it by its id, one of far-1, near-1" in several.stderr
     assert heads(theirs.stdout) == heads(both.stdout) == ["team/theirs"]
     assert (theirs.exit_code, both.exit_code) == (0, 2)
-    assert "ask for the id" in both.stderr
+    assert "request it by its id" in both.stderr
 
 
 def test_the_wide_list_of_decisions_has_their_ids() -> None:

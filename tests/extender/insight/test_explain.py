@@ -390,7 +390,7 @@ async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> N
         (b"{", 400, "is no JSON"),
         ([], 400, "is no pod"),
         ({"spec": {}}, 400, "is no pod"),
-        (pod("p", gpus=None), 400, "asks for no GPU"),
+        (pod("p", gpus=None), 400, "requests no GPU"),
         (pod("p", enabled="false"), 400, "left to kube-scheduler"),
         (b" " * (1 << 20) + b"xx", 413, "larger than"),
         ({"spec": {"containers": [{}] * 1001}}, 400, "1001 containers: must be at most 1000"),

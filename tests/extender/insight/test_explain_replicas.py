@@ -80,7 +80,7 @@ async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it
 
     assert (await get(client, "/v1/explain", number="3"))["pod"] == "team/third"
     several = (await get(client, "/v1/explain", 409, number="1"))["error"]
-    assert "ask for the id, one of far-1, near-1" in several
+    assert "request it by its id, one of far-1, near-1" in several
 
 
 async def test_decision_id_gives_nothing_without_rights(

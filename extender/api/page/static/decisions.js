@@ -9,7 +9,7 @@ const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_IDS = 40, AGAIN_MS = 5000;
 // A row shows up to two decisions, so this many decisions cover all rows.
 const ALL = 2 * KEPT;
 
-const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Suitable", "kube-scheduler"];
+const COLUMNS = ["Time", "Pod", "Requested", "Node chosen", "Runner-up, and why it lost", "Took", "Suitable", "kube-scheduler"];
 
 export class Decisions {
   constructor(box) {

@@ -28,7 +28,11 @@ _ALWAYS_PAUSED: Final = tuple(
 _BLOCKS: Final = "NVML held open blocks the driver's upgrade, changes of the MIG layout, and resets"
 
 
-@check("IG406", "agents leave when the GPU operator asks", needs=("nodes", "pods", "daemon_sets"))
+@check(
+    "IG406",
+    "agents leave nodes that the GPU operator pauses",
+    needs=("nodes", "pods", "daemon_sets"),
+)
 def _stays_in_the_way(facts: Facts) -> Iterator[Problem]:
     """Find agents that run, or would run, on nodes where the operator has paused GPU clients.
 

@@ -56,8 +56,8 @@ def _filled(facts: Facts) -> Iterator[Problem]:
             what="pods without GPUs fill GPU nodes: GPUs are free, but no CPU or memory is left to "
             "use them",
             evidence=tuple(evidence),
-            remedy=f"kubectl taint node {named(nodes)} {_TAINT}=present:NoSchedule: pods that ask "
-            "for GPUs tolerate it if the admission plugin ExtendedResourceToleration is on, "
+            remedy=f"kubectl taint node {named(nodes)} {_TAINT}=present:NoSchedule: pods that "
+            "request GPUs tolerate it if the admission plugin ExtendedResourceToleration is on, "
             "others need a toleration; then restart the pods on these nodes",
         )
 

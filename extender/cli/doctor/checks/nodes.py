@@ -125,7 +125,7 @@ def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
             is_same = labelled[0] == strategy and max(number(labelled[1]), 1) == replicas
             if not is_same:
                 evidence.append(
-                    f"{name}: labels say {labelled[0]} with {labelled[1]} replicas, the plugin's "
+                    f"{name}: labels show {labelled[0]} with {labelled[1]} replicas, the plugin's "
                     f"configuration says {strategy} with {replicas}"
                 )
                 continue

@@ -108,7 +108,7 @@ def _old_driver(facts: Facts) -> Iterator[Problem]:
 def _claims_alone(facts: Facts) -> Iterator[Problem]:
     """Find pods that hold GPUs through ResourceClaims and request none as a resource.
 
-    kube-scheduler does not ask idlegpu about them. Info only.
+    kube-scheduler does not call idlegpu for them. Info only.
 
     Remedy: request `nvidia.com/gpu`, which a DeviceClass can serve (docs/dra.md).
     """
@@ -131,7 +131,7 @@ def _claims_alone(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             severity=Severity.INFO,
             what="pods get GPUs through ResourceClaims alone: kube-scheduler places them without "
-            "asking idlegpu, which counts their GPUs as held",
+            "calling idlegpu, which counts their GPUs as held",
             evidence=tuple(evidence),
             remedy="none if kube-scheduler may choose among these GPUs by itself; otherwise let "
             "the pods request nvidia.com/gpu, which a DeviceClass can serve (docs/dra.md)",
@@ -305,7 +305,7 @@ def _unlike_parallel(facts: Facts) -> Iterator[Problem]:
             size, options = _spread(words, environment_of(container))
             if not count or not size or any(word in words for word in _SEVERAL_PODS):
                 continue
-            line = f"{key_of(pod)}: {options}, so {size} GPUs; it asks for {count}"
+            line = f"{key_of(pod)}: {options}, so {size} GPUs; it requests {count}"
             if size > count:
                 too_many.append(line)
             elif size < count:

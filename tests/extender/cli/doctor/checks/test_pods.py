@@ -187,7 +187,7 @@ def test_parallelism_that_differs_from_the_request_is_reported(
 def test_the_shards_of_tgi_may_stand_in_the_environment() -> None:
     server = pod("server", 1, command=["text-generation-launcher"], env={"NUM_SHARD": "2"})
 
-    assert "NUM_SHARD 2, so 2 GPUs; it asks for 1" in evidence("IG303", at(server))
+    assert "NUM_SHARD 2, so 2 GPUs; it requests 1" in evidence("IG303", at(server))
 
 
 @pytest.mark.parametrize(
