@@ -280,7 +280,7 @@ def _from_dev(directory: Path) -> list[Card]:
 def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> ProbeResult:
     """Sort cards into CUDA's order, which is fastest first by default.
 
-    How CUDA ranks models is not documented, so a child process asks CUDA if the models differ.
+    How CUDA ranks models is not documented, so a child process queries CUDA if the models differ.
     Cards of one model are in the order of their PCI addresses.
     """
     is_by_address = environment.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"

@@ -35,7 +35,7 @@ class StoredAnswer(Answer):
 
     Attributes:
         in_full: candidates that are recorded in full.
-        in_short: candidates of which only score and reason are recorded.
+        in_short: number of candidates that are recorded with score and reason only.
         note: the same in words.
     """
 

@@ -1,4 +1,4 @@
-"""Callers with a token: who each is, which namespaces' pods it may read, and a cache of both.
+"""Identities of callers with a token and the namespaces that each may read, both cached.
 
 Two fair queues protect the API server, so that no caller delays all others: one for unknown tokens,
 by client address, and one for known users, by user name.

@@ -1,4 +1,4 @@
-"""Routes about pods: who waits, who holds GPUs and at what cost, and why a pod is where it is."""
+"""Routes about pods: waiting pods, holders of GPUs and their cost, and explanations."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

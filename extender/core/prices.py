@@ -107,7 +107,7 @@ class PriceList:
         return found * self._spot_share if found is not None and is_spot else found
 
     def _of_model(self, model: str) -> float | None:
-        """Return the price of a model; of several, of the dearest, None if one has no price."""
+        """Return the highest price of the models, None if one has no price."""
         if model not in self._of:
             found = [self._of_one(each) for each in models_in(model)]
             known = [price for price in found if price is not None]

@@ -41,7 +41,7 @@ class _Task:
         name: name for people.
         words: beginnings of words, in lower case.
         bytes_each: memory for each parameter of the model.
-        billions: parameters in billions, if the description does not say.
+        billions: parameters in billions, if the description has no number.
         serves: whether it waits for requests, so that pods can share a GPU.
     """
 

@@ -503,7 +503,7 @@ class DeviceStore:
     ) -> None:
         """Forget the history of devices whose tenants have changed.
 
-        The long window covers the present tenants only. The recent window, which says idle or busy,
+        The long window covers the present tenants only. The recent window, which decides idleness,
         is kept while some tenants stay: a pause in their work is not idleness.
 
         Args:

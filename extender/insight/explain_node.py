@@ -1,4 +1,4 @@
-"""Report what a decision recorded about one requested node, and why not in more detail."""
+"""Report what a decision recorded about one requested node, and why details are missing."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ class SchedulerMessage:
     """Parsed message of kube-scheduler.
 
     Attributes:
-        nodes: number of evaluated nodes, None if the message does not say.
+        nodes: number of evaluated nodes, None if the message has no number.
         by_scheduler: reasons of kube-scheduler's own filters, most frequent first.
         by_us: reasons of the extender, most frequent first.
         preemption: the message's part about preemption, "" if there is none.

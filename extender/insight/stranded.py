@@ -103,7 +103,7 @@ class TypicalNeeds:
     """Typical host resources for a GPU: the median of the pods that request any.
 
     Attributes:
-        by_resource: requests of a GPU or replica, by resource name; 0 where no pod requests any.
+        by_resource: requests of a GPU or replica, by resource name; 0 for what no pod requests.
     """
 
     by_resource: Mapping[str, HostResources]

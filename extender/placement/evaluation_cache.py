@@ -1,4 +1,4 @@
-"""Cache evaluations of pools by request, and update them before kube-scheduler asks."""
+"""Cache evaluations of pools by request, and update them before the next call."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -32,10 +32,10 @@ _UPDATED_SECONDS = 300.0
 """Time since its last use within which a cached request is updated in advance."""
 
 MAX_EXPECTED = 8
-"""Maximum number of requests of new pods that are evaluated before kube-scheduler asks."""
+"""Maximum number of requests of new pods that are evaluated before kube-scheduler calls."""
 
 EXPECTED_SECONDS = 10.0
-"""Time within which kube-scheduler is expected to ask for a new pod."""
+"""Time within which kube-scheduler is expected to call filter for a new pod."""
 
 _Key = tuple[str, GpuRequest]
 """Resource and request, without nominated node and targets: decisions apply these afterwards."""

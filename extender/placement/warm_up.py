@@ -48,7 +48,7 @@ class WarmUp:
         fleet: the fleet; its changes start the work.
         evaluation_cache: cached evaluations for the requests of the last minutes.
         source_manager: estimates devices again, one at a time with deliveries of the sources.
-        requests: parses what pods ask for.
+        requests: parses the requests of pods.
         readiness: is notified when the first allocation is complete.
         gc_control: collects garbage at that moment, because no request is open yet.
         yield_control: yields to requests between steps.

@@ -56,7 +56,7 @@ class Metrics:
         settings_restart_needed: changed settings that need a restart.
         settings_file_bad: 1 if the current settings file is invalid.
         bypassed: pods bound without our answer, by scheduler and reason.
-        unjudged: bound pods for which no replica knows whether kube-scheduler asked one.
+        unjudged: bound pods for which no replica knows whether a replica got a request.
         peer_messages: messages between replicas, by direction and outcome.
         peers: other replicas, by state.
         api_requests: API requests, by the outcome of authentication and authorization.

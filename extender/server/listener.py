@@ -478,7 +478,7 @@ class Listener:
 def _forget_buffer(transport: asyncio.BaseTransport) -> None:
     """Return the memory of a TLS connection's read buffer to the system until data arrives.
 
-    uvloop allocates 256 KiB for each connection, of which agents' reports need a page or two. The
+    uvloop allocates 256 KiB for each connection; agents' reports need one or two pages of it. The
     allocator reuses memory, so 107 KiB each were resident (5,000 agents: 789 MiB; 263 with this).
     The buffer that `BufferedProtocol.get_buffer` returns holds no data, so it may be discarded.
     """

@@ -91,7 +91,7 @@ def allocatable(node: Object) -> dict[str, int]:
 
 
 def is_labelled(node: Object) -> bool:
-    """Check whether a node's labels say that it has GPUs."""
+    """Check whether a node has GPUs according to its labels."""
     labels = labels_of(node)
     return any(labels.get(name) == "true" for name in _PRESENT_LABELS) or any(
         labels.get(name) for name in _CLOUD_LABELS

@@ -29,7 +29,7 @@ class WorkloadPart:
     """A cluster component, identified by the names of its pods and DaemonSets.
 
     Attributes:
-        words: substrings of which a name contains at least one.
+        words: substrings; a name contains at least one of them.
         others: substrings of other components' names, which exclude a match.
     """
 

@@ -50,7 +50,7 @@ def models_in(name: str) -> list[str]:
 def is_model(name: str, wanted: str) -> bool:
     """Return whether a model has all words that users name; of several models, each of them.
 
-    The maker, and what node labels add about sharing and MIG, say nothing about a model.
+    The maker, and additions of node labels for sharing and MIG, do not identify a model.
 
     Example:
         >>> is_model("nvidia a100 sxm4 80gb", "A100-80GB"), is_model("nvidia a100 sxm4 80gb", "A10")
@@ -77,7 +77,7 @@ def _without_sharing(model: str) -> str:
 
 
 _NOT_SPELLED: Final = frozenset({"nvidia", "tesla"})
-"""Words that say nothing about a model."""
+"""Words that do not identify a model."""
 
 _SPELLED: Final = MappingProxyType(
     {"pcie": "PCIe", "geforce": "GeForce", "rtx": "RTX", "gtx": "GTX", "titan": "TITAN"}

@@ -161,7 +161,7 @@ class Own:
     """Additional data from a source that runs on the nodes themselves, such as the node agent.
 
     Attributes:
-        nodes: the reporting nodes; the answer is complete for them and says nothing of others.
+        nodes: the reporting nodes; the answer is complete for them, and has no other nodes.
         news: nodes with a change that may change a decision.
         holders: device holders by node; None if the source cannot report them.
         mean: mean utilization of each device since the source last reported it, NaN if not
@@ -241,7 +241,7 @@ class Readings:
         changed_tenants: difference to earlier tenants; None if the source does not report it.
         shares: occasionally, memory of a shared device used by each pod: (device, `namespace/name`,
             bytes).
-        divided: occasionally, devices of which a pod holds a share by its device id (`GPU-…::3`).
+        divided: occasionally, devices with a share that a pod holds by its id (`GPU-…::3`).
             They are offered in shares, even if only one share is held.
         unmatched_series: number of series whose labels match no node of the cluster.
         unmatched_example: labels of one such series, for users; "" if there is none.

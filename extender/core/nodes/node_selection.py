@@ -69,7 +69,7 @@ class Selection:
 
     Attributes:
         labels: `nodeSelector`, sorted.
-        terms: terms of the required node affinity, of which one must be met; None without affinity.
+        terms: terms of the required node affinity, one must be met; None without affinity.
         tolerations: its tolerations.
     """
 

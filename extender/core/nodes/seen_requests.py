@@ -168,7 +168,7 @@ class RequestTable:
             self._rescale()
 
     def clear(self) -> None:
-        """Forget all requests, because they say little about other nodes."""
+        """Forget all requests, because other nodes may get other requests."""
         self._weights.clear()
 
     def _rescale(self) -> None:

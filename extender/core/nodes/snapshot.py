@@ -176,7 +176,7 @@ class PoolRow:
         allocatable: devices or replicas that the kubelet offers.
         withdrawn: devices or replicas that the node has and the kubelet does not offer.
         held: devices or replicas that pods hold, by the API server's count.
-        taken: whole devices with `used` 0 that are allocated all the same, without knowing which.
+        taken: number of allocated whole devices with `used` 0, without knowing which.
         is_shared: whether the resource counts replicas.
         is_packed: whether the device plugin fills one shared device before the next.
         is_mps: whether MPS caps each replica's memory.

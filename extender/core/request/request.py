@@ -235,7 +235,7 @@ def parse_request(
 
 
 def _group(group: PodGroup | None, wishes: Wishes) -> PodGroup | None:
-    """Return a pod's group with the size that the pod's own annotation says."""
+    """Return a pod's group with the size in the pod's own annotation."""
     if group is None or wishes.group_policy is GroupPolicy.IGNORE:
         return None
     return group if wishes.group_size is None else replace(group, size=wishes.group_size)

@@ -62,7 +62,7 @@ _MAX_AHEAD_SECONDS: Final = 86_400.0
 """A process that started later by the node's clock has no known start."""
 
 _HOLDERS_LAG_SECONDS: Final = 5.0
-"""Interval in which an agent asks the kubelet for the holders of devices."""
+"""Interval in which an agent queries the kubelet for the holders of devices."""
 
 ForeignProcesses = Mapping[DeviceKey, tuple[ForeignProcess, ...]]
 

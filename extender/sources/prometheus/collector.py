@@ -170,7 +170,7 @@ class Round:
         tenants: changed pods by device; None if tenants are unknown.
         tenants_at: time of the query for tenants, on the extender's clock.
         shares: memory that each pod uses on shared devices; not in each round.
-        divided: devices of which a pod holds a named share; not in each round.
+        divided: devices with a share that a pod holds by name; not in each round.
         unmatched_series: number of series whose labels name no node.
         unmatched_example: labels of one of them.
         failed: failed queries by metric (`tenants` for the pods), with the reason.

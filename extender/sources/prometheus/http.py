@@ -371,8 +371,8 @@ class QueryPool:
         for client in self._clients:
             client.close()
 
-    def with_client(self, ask: Callable[[PrometheusClient, float], _T]) -> _T:
-        """Call `ask` with an idle client and the time that it may take, in seconds.
+    def with_client(self, query: Callable[[PrometheusClient, float], _T]) -> _T:
+        """Call `query` with an idle client and its time limit in seconds.
 
         Raises:
             PrometheusError: no usable answer came, or the deadline has passed.
@@ -385,7 +385,7 @@ class QueryPool:
             )
         client = self._idle_clients.get()
         try:
-            return ask(client, min(self._timeout_seconds, remaining_seconds))
+            return query(client, min(self._timeout_seconds, remaining_seconds))
         finally:
             self._idle_clients.put(client)
 

@@ -104,7 +104,7 @@ def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: st
     """Query the devices, their nodes, and the time of each device's last scrape.
 
     The value is the time of the sample, which `timestamp()` returns only for a plain selector. The
-    operands of `or` are metrics of which each device has at least one.
+    operands of `or` are metrics; each device has at least one of them.
     """
     labels = (*_DEVICE_LABELS, *_INFO_LABELS, *node_labels)
     return f"max {_by(labels)} ({_times(names, selector)})"
@@ -159,7 +159,7 @@ def shares_query(metric: Metric, selector: str) -> str:
     """Query the memory that each pod uses on shared devices, if the exporter reports it by pod.
 
     Such an exporter also reports the value of the whole device, without a share label. Otherwise
-    each pod's series has the device's value, and says nothing about the pod.
+    each pod's series has the device's value, which is not the pod's own.
     """
     labels = (*_DEVICE_LABELS, "namespace", "pod", "exported_namespace", "exported_pod")
     of_pods = _selected(metric.name, f'{SHARE_LABEL}!=""', selector)
@@ -169,7 +169,7 @@ def shares_query(metric: Metric, selector: str) -> str:
 
 
 def shared_devices_query(names: Sequence[str], selector: str) -> str:
-    """Query the devices of which a pod holds a named share.
+    """Query the devices with a share that a pod holds by name.
 
     Ids like `GPU-…::3` show that a device is shared.
     """

@@ -1,4 +1,4 @@
-"""Check that nodes offer their GPUs, partitioned and shared as their labels say."""
+"""Check that nodes offer their GPUs, partitioned and shared as in their labels."""
 
 from collections import defaultdict
 from collections.abc import Iterator
