@@ -77,7 +77,7 @@ CPU for each."""
 LONG_REQUEST: Final = json.dumps(
     {
         "Pod": {
-            "metadata": {"name": "asker", "namespace": "team", "uid": "uid"},
+            "metadata": {"name": "requester", "namespace": "team", "uid": "uid"},
             "spec": {
                 "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
             },

@@ -18,7 +18,7 @@ from bench.agent import cpu_seconds
 from bench.machine import Bound, report
 from bench.placing import percentile
 from bench.requests import EVERYDAY
-from bench.webhooks import Asker, Times, trivial_handler
+from bench.webhooks import RequestSender, Times, trivial_handler
 from bench.world import FleetSpec, World, open_world, wait_until
 
 NODES: Final = 5000
@@ -58,18 +58,18 @@ def measure(nodes: int, turns: int, tries: int) -> dict[bool, Turns]:
         world.wait_ready()
         world.wait_readings(1)
         world.wait_past()
-        path, asker = Path(folder) / "decisions", Asker(world, trivial_url)
+        path, sender = Path(folder) / "decisions", RequestSender(world, trivial_url)
         unmeasured = Turns().times
         for number in range(turns):
             is_on = bool(number % 2)
             world.settle({"decision_log": {"path": str(path) if is_on else ""}})
             for wish in EVERYDAY:
-                asker.place(wish, unmeasured)
+                sender.place(wish, unmeasured)
             _wait_written(world, path, is_on=is_on)
             turn, size, written = found[is_on], _size(path), _written(world)
             cpu = cpu_seconds(world.extender_pid)
             for at in range(tries):
-                asker.place(EVERYDAY[at % len(EVERYDAY)], turn.times)
+                sender.place(EVERYDAY[at % len(EVERYDAY)], turn.times)
             _wait_written(world, path, is_on=is_on)
             turn.cpu_seconds += cpu_seconds(world.extender_pid) - cpu
             turn.decisions += _written(world) - written

@@ -46,7 +46,7 @@ from bench.scheduler_cluster import (
     watch_bindings,
 )
 from bench.trivial_process import ROOT, STATE, base_url
-from bench.webhooks import SIZES, VERBS, Asker, Times, head_start_seconds, trivial_handler
+from bench.webhooks import SIZES, VERBS, RequestSender, Times, head_start_seconds, trivial_handler
 from bench.world import FleetSpec, open_world
 from testkit.controlplane.client import ApiClient
 from testkit.controlplane.deployed import grant_rights, scheduler_config
@@ -140,10 +140,10 @@ def measure_webhooks(nodes: int, tries: int) -> list[float]:
         try:
             asyncio.run(noting.start())
             world.url = base_url(noting)
-            asker = Asker(world, trivial_url)
+            sender = RequestSender(world, trivial_url)
             times = {verb: Times() for verb in VERBS}
             for turn in range(tries):
-                asker.place(EVERYDAY[turn % len(EVERYDAY)], times)
+                sender.place(EVERYDAY[turn % len(EVERYDAY)], times)
             return asyncio.run(take_all(noting, tries))
         finally:
             noting.kill()

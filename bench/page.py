@@ -23,7 +23,7 @@ from bench.page_viewers import PageTraffic, pages
 from bench.placing import percentile
 from bench.requests import EVERYDAY
 from bench.stepping import REQUEST_TASK
-from bench.webhooks import Asker, Times, trivial_handler
+from bench.webhooks import RequestSender, Times, trivial_handler
 from bench.world import FleetSpec, World, open_world
 
 NODES: Final = 5000
@@ -43,16 +43,16 @@ Turns = dict[bool, dict[str, Times]]
 """Latencies by whether pages were open, and by verb."""
 
 
-def _opened(world: World, trivial_url: str) -> Asker:
+def _opened(world: World, trivial_url: str) -> RequestSender:
     """Return a caller of the webhooks, after the extender is ready and warmed up."""
     world.wait_ready()
     world.wait_readings(1)
     world.wait_past()
-    asker = Asker(world, trivial_url)
+    sender = RequestSender(world, trivial_url)
     warm = {verb: Times() for verb in ("filter", "prioritize")}
     for wish in EVERYDAY * 3:
-        asker.place(wish, warm)
-    return asker
+        sender.place(wish, warm)
+    return sender
 
 
 def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, PageTraffic]:
@@ -65,13 +65,13 @@ def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, PageTraffic]:
         open_world(FleetSpec(nodes=nodes, gpu_pods=2 * nodes)) as world,
         trivial_handler() as trivial_url,
     ):
-        asker = _opened(world, trivial_url)
+        sender = _opened(world, trivial_url)
         for turn in range(turns):
             is_open = bool(turn % 2)
             with pages(world.url, PAGES if is_open else 0) as read:
                 time.sleep(SETTLE_SECONDS)
                 for number in range(tries):
-                    asker.place(EVERYDAY[number % len(EVERYDAY)], times[is_open])
+                    sender.place(EVERYDAY[number % len(EVERYDAY)], times[is_open])
             traffic.bytes += read.bytes
             traffic.requests += read.requests
             traffic.failures += read.failures
@@ -85,7 +85,7 @@ def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
         open_world(FleetSpec(nodes=nodes, gpu_pods=2 * nodes), is_stepping=True) as world,
         trivial_handler() as trivial_url,
     ):
-        asker = _opened(world, trivial_url)
+        sender = _opened(world, trivial_url)
         times = {verb: Times() for verb in ("filter", "prioritize")}
         for is_placing in (False, True):
             with pages(world.url, PAGES):
@@ -94,7 +94,7 @@ def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
                 began, number = time.perf_counter(), 0
                 while (passed := time.perf_counter() - began) < seconds:
                     if is_placing:
-                        asker.place(EVERYDAY[number % len(EVERYDAY)], times)
+                        sender.place(EVERYDAY[number % len(EVERYDAY)], times)
                         number += 1
                     else:
                         time.sleep(0.1)

@@ -79,7 +79,7 @@ Kinds = dict[str, dict[str, Times]]
 """Latencies by state, "cold" and "warm", and by verb."""
 
 
-class Asker:
+class RequestSender:
     """Stand-in for kube-scheduler that calls two extenders.
 
     Args:
@@ -137,7 +137,7 @@ class Asker:
 
 
 def head_start_seconds(nodes: int) -> float:
-    """Return the pause of `Asker` between creating a pod and calling filter for it.
+    """Return the pause of `RequestSender` between creating a pod and calling filter for it.
 
     Example:
         >>> head_start_seconds(100), round(head_start_seconds(5000), 4)
@@ -180,13 +180,13 @@ def measure(nodes: int, shortlist: int, tries: int) -> Kinds:
         world.wait_ready()
         world.wait_readings(1)
         world.wait_past()
-        asker = Asker(world, trivial_url)
+        sender = RequestSender(world, trivial_url)
         for wish in distinct(COLD_TRIES):
-            asker.place(wish, kinds["cold"])
+            sender.place(wish, kinds["cold"])
         for wish in EVERYDAY:
-            asker.place(wish, kinds["cold"])
+            sender.place(wish, kinds["cold"])
         for turn in range(tries):
-            asker.place(EVERYDAY[turn % len(EVERYDAY)], kinds["warm"])
+            sender.place(EVERYDAY[turn % len(EVERYDAY)], kinds["warm"])
     return kinds
 
 

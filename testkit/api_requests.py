@@ -27,7 +27,7 @@ async def get(client: Client, path: str, status: int = 200, **query: str) -> Any
 
 
 async def decide(client: Client, *nodes: str, **wishes: Any) -> None:
-    body = names_request(*nodes, asker=pod(**wishes))
+    body = names_request(*nodes, requester=pod(**wishes))
     assert (await client.post("/prioritize", data=json.dumps(body))).status == 200
 
 

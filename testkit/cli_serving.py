@@ -45,9 +45,9 @@ def serving(app: web.Application) -> Iterator[str]:
         loop.close()
 
 
-async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
+async def call(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
     """Call a webhook for a pod."""
-    body = json.dumps(names_request(*nodes, asker=pod(**wishes))).encode()
+    body = json.dumps(names_request(*nodes, requester=pod(**wishes))).encode()
     webhooks = world.webhooks()
     await (webhooks.filter if verb == "filter" else webhooks.prioritize)(body)
     for record in world.history:  # computed after the answer was sent
@@ -77,8 +77,8 @@ def build_fleet() -> World:
 
 
 async def _place_one(world: World) -> None:
-    await ask(world, "filter", "node-1", "node-2", "node-3", "node-4", name="fresh", gpus=2)
-    await ask(world, "prioritize", "node-1", "node-2", "node-3", name="fresh", gpus=2)
+    await call(world, "filter", "node-1", "node-2", "node-3", "node-4", name="fresh", gpus=2)
+    await call(world, "prioritize", "node-1", "node-2", "node-3", name="fresh", gpus=2)
     uid = world.add_pod("fresh", "node-1", gpus=2)
     world.history.note_bound(uid, "node-1")
 

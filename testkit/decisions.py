@@ -31,7 +31,7 @@ def replica(name: str, far: OtherReplicas | None = None) -> tuple[World, Decisio
 
 
 async def decide(client: Client, name: str, namespace: str = "team") -> None:
-    asker = pod(name, prefer_models="A100")
-    asker["metadata"] = {**asker["metadata"], "namespace": namespace}  # type: ignore[dict-item] # an object
-    body = json.dumps(names_request("a", "b", asker=asker))
+    requester = pod(name, prefer_models="A100")
+    requester["metadata"] = {**requester["metadata"], "namespace": namespace}  # type: ignore[dict-item] # an object
+    body = json.dumps(names_request("a", "b", requester=requester))
     assert (await client.post("/prioritize", data=body)).status == 200

@@ -50,7 +50,7 @@ class BindingWorld:
         values: dict[str, Any] = {"resources": {GPU: 1}, **rest}
         return PodRecord(uid=f"uid-{name}", namespace="team", name=name, **values)
 
-    def ask(self, name: str = "p", verb: str = FILTER, **rest: Any) -> None:
+    def call(self, name: str = "p", verb: str = FILTER, **rest: Any) -> None:
         values: dict[str, Any] = {"choices": 1, **rest}
         self.world.request_log.note(
             AnsweredRequest(

@@ -64,7 +64,7 @@ class Replica:
     def url(self) -> str:
         return self.extender.addresses[0]
 
-    async def ask(self, pod: JsonObject, verb: str = "prioritize") -> Any:
+    async def call(self, pod: JsonObject, verb: str = "prioritize") -> Any:
         """Call a webhook for a pod with all nodes."""
         arguments = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
         async with self.session.post(f"{self.url}/{verb}", json=arguments) as answer:
@@ -72,7 +72,7 @@ class Replica:
 
     async def choose(self, pod: JsonObject) -> str:
         """Return the first choice for a pod."""
-        scores: Sequence[JsonObject] = await self.ask(pod)
+        scores: Sequence[JsonObject] = await self.call(pod)
         return str(max(scores, key=lambda score: int(str(score["Score"])))["Host"])
 
     def assumed(self, pod: JsonObject) -> str:

@@ -15,7 +15,7 @@ MakeClient = Callable[[web.Application], Awaitable[Client]]
 VERBS = ("filter", "prioritize", "preempt")
 
 
-async def ask(client: Client, verb: str, body: object) -> Any:
+async def call(client: Client, verb: str, body: object) -> Any:
     response = await client.post(f"/{verb}", data=json.dumps(body))
     assert response.status == 200
     assert response.content_type == "application/json"
@@ -32,7 +32,7 @@ def meta(*nodes: str, uids: tuple[str, ...] = ("uid-holder-0",)) -> dict[str, ob
 
 
 def pod(
-    name: str = "asker", *, gpus: int | None = 1, resource: str = GPU, **annotations: str
+    name: str = "requester", *, gpus: int | None = 1, resource: str = GPU, **annotations: str
 ) -> dict[str, object]:
     """Build a Pod object as kube-scheduler sends it; annotations without their prefix."""
     limits = {} if gpus is None else {resource: str(gpus)}
@@ -50,16 +50,20 @@ def pod(
     }
 
 
-def names_request(*nodes: str, asker: object = None) -> dict[str, object]:
+def names_request(*nodes: str, requester: object = None) -> dict[str, object]:
     """Build ExtenderArgs with names (nodeCacheCapable: true)."""
-    return {"Pod": pod() if asker is None else asker, "Nodes": None, "NodeNames": list(nodes)}
+    return {
+        "Pod": pod() if requester is None else requester,
+        "Nodes": None,
+        "NodeNames": list(nodes),
+    }
 
 
-def objects_request(*nodes: str, asker: object = None) -> dict[str, object]:
+def objects_request(*nodes: str, requester: object = None) -> dict[str, object]:
     """Build ExtenderArgs with whole nodes (nodeCacheCapable: false)."""
     items = [{"metadata": {"name": node}} for node in nodes]
     return {
-        "Pod": pod() if asker is None else asker,
+        "Pod": pod() if requester is None else requester,
         "Nodes": {"metadata": {}, "items": items},
         "NodeNames": None,
     }

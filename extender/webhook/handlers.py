@@ -362,13 +362,13 @@ class Webhooks:
             body, fleet.node_index, fleet.unbound_pods, known=len(fleet.nodes)
         )
 
-    def _parse(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
+    def _parse(self, sent: wire.RequestPod) -> tuple[PodRef, ParsedRequest]:
         """Parse the pod's GPU request, and report invalid annotations by an event."""
-        if isinstance(asker, PodRecord):
-            pod, parsed = PodRef.of(asker), self.requests.read(asker, self.placer.policy)
-            kin = asker.kin
+        if isinstance(sent, PodRecord):
+            pod, parsed = PodRef.of(sent), self.requests.read(sent, self.placer.policy)
+            kin = sent.kin
         else:
-            pod, parsed = self._parse_object(asker)
+            pod, parsed = self._parse_object(sent)
             kin = parsed.kin
         if parsed.request is not None:
             request = self.placer.fleet.informed(parsed.request, kin)
@@ -382,13 +382,13 @@ class Webhooks:
             self.warn_annotation(pod, problem)
         return pod, parsed
 
-    def _parse_object(self, asker: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
+    def _parse_object(self, sent: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
         """Parse a pod that the inventory does not know in this version."""
         resources, policy = self.resources(), self.placer.policy
-        grounds = (asker, resources, policy)
+        grounds = (sent, resources, policy)
         if self._last is None or any(map(is_not, self._last[0], grounds)):
-            parsed = parse_request(asker, resources=resources, defaults=policy)
-            self._last = (grounds, parse_pod_ref(asker), parsed)
+            parsed = parse_request(sent, resources=resources, defaults=policy)
+            self._last = (grounds, parse_pod_ref(sent), parsed)
         return self._last[1:]
 
     def _catch_up(self, record: DecisionRecord) -> None:

@@ -43,7 +43,7 @@ _NAMES: Final = msgspec.json.Decoder(list[str])
 _NAMES_KEY: Final = b',"NodeNames":'
 
 JsonObject = Mapping[str, object]
-Asker = JsonObject | PodRecord
+RequestPod = JsonObject | PodRecord
 
 _TEXT: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | None)
 _NUMBER: Final[msgspec.json.Decoder[int | None]] = msgspec.json.Decoder(int | None)
@@ -99,7 +99,7 @@ class ExtenderRequest:
             (`nodeCacheCapable: true`).
     """
 
-    pod: Asker
+    pod: RequestPod
     nodes: Sequence[str]
     node_objects: tuple[msgspec.Raw, ...] | None
 

@@ -42,7 +42,7 @@ async def counts(page: Page) -> dict[str, str]:
 
 
 async def decide(world: World, name: str, *nodes: str, **wishes: Any) -> None:
-    body = names_request(*nodes, asker=pod(name, **wishes))
+    body = names_request(*nodes, requester=pod(name, **wishes))
     await world.webhooks().prioritize(json.dumps(body).encode())
 
 

@@ -74,10 +74,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def answer(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+def answer(call: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     """Return the result of a call, or the code of its error."""
     try:
-        return {"value": plain(ask(*arguments))}
+        return {"value": plain(call(*arguments))}
     except pynvml.NVMLError as error:
         return {"error": error.value}
 

@@ -45,7 +45,7 @@ async def test_pages_are_open_until_they_are_closed_and_report_the_bytes_read() 
 async def test_simulated_pages_send_the_requests_of_real_ones(browser: Browser) -> None:
     world = World()
     world.add({"a": [IDLE] * 3, "b": [IDLE]})
-    await decide(world, "asker", "a", "b")
+    await decide(world, "requester", "a", "b")
     queries = ("", "?node=a&gpu=0", "?view=decisions", "?view=pending", "?view=holders")
     requested: dict[str, set[str]] = {}
     async with serving(world) as server:

@@ -18,7 +18,7 @@ NODES = 60
 UTILIZATION = ["DCGM_FI_DEV_GPU_UTIL"]
 
 
-async def ask(query: str) -> tuple[float, list[dict[str, Any]]]:
+async def fetch(query: str) -> tuple[float, list[dict[str, Any]]]:
     """Return the server's time and the rows of an answer."""
     app = build_app(Prometheus(SchedulerFleet(NODES), scrape_seconds=SCRAPE_SECONDS))
     async with TestClient(TestServer(app)) as client:
@@ -32,7 +32,7 @@ async def test_the_extender_finds_every_gpu_on_its_node_and_fresh() -> None:
     identity = NodeIdentity(names=frozenset(names))
     labels = PrometheusSettings().node_labels
 
-    now, rows = await ask(promql.devices_query(UTILIZATION, labels, ""))
+    now, rows = await fetch(promql.devices_query(UTILIZATION, labels, ""))
     found = parse_devices(rows, identity, labels)
 
     assert found.unmatched_series == 0
@@ -43,7 +43,7 @@ async def test_the_extender_finds_every_gpu_on_its_node_and_fresh() -> None:
 
 
 async def test_the_tenants_of_the_api_server_hold_the_first_gpus() -> None:
-    _, rows = await ask(promql.relabeled_pods_query(UTILIZATION, ""))
+    _, rows = await fetch(promql.relabeled_pods_query(UTILIZATION, ""))
 
     held = {device_key(row["metric"]): row["metric"]["exported_pod"] for row in rows}
     expected = {

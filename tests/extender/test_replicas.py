@@ -65,7 +65,7 @@ async def test_pods_with_requests_at_one_replica_are_counted_by_none() -> None:
     async with running(2) as (cluster, replicas):
         for number, replica in zip(range(6), cycle(replicas), strict=False):
             pod = cluster.control.create_pod(pod_object(f"p{number}"))
-            await replica.ask(pod, "filter")
+            await replica.call(pod, "filter")
             cluster.control.bind("default", f"p{number}", await replica.choose(pod))
         await until_judged(*replicas, count=6)
 
@@ -137,7 +137,7 @@ async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.M
             pods = [replicas.cluster.control.create_pod(pod_object(name)) for name in "ab"]
             await eventually(lambda: second.count("idlegpu_peers", state="known"))
             for pod in pods:
-                await second.ask(pod)
+                await second.call(pod)
             known = [first.assumed(pod) for pod in pods]
 
         assert known == ["", ""]
@@ -181,7 +181,7 @@ async def test_replica_that_hangs_delays_no_answer(monkeypatch: pytest.MonkeyPat
             pods = [replicas.cluster.control.create_pod(pod_object(f"p{n}")) for n in range(20)]
             async with asyncio.timeout(DEADLINE_SECONDS):
                 for pod in pods:
-                    await first.ask(pod)
+                    await first.call(pod)
             assert not given_up.is_set()  # all were answered while one message was under way
             now = time.monotonic()
             assert not first.has_received_all(since=now, until=now - 1)

@@ -75,7 +75,9 @@ def _requests(verb: str) -> list[bytes]:
     else:
         nodes = ("idle", "busy", "gpu-node-0", "unknown")
         requested = [names_request(*nodes), objects_request(*nodes)]
-        requested += [names_request(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
+        requested += [
+            names_request(*nodes, requester=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))
+        ]
     made = [_json(request) for request in requested]
     odd = [body.replace(b'"main"', b"[" * 200 + b"]" * 200) for body in made]
     return [*made, *odd, *(body.swapcase() for body in made), *golden]

@@ -59,7 +59,7 @@ def prometheus(folder: Path, targets: dict[str, str]) -> tuple[ServerProcess, st
     return process, f"http://127.0.0.1:{port}"
 
 
-async def ask(session: aiohttp.ClientSession, url: str, query: str) -> list[Object]:
+async def fetch(session: aiohttp.ClientSession, url: str, query: str) -> list[Object]:
     """Return the result of an instant query."""
     async with session.get(f"{url}/api/v1/query", params={"query": query}) as response:
         answer: Object = await response.json()

@@ -22,7 +22,7 @@ from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World as ClusterWorld
 from testkit.world import SHARED, World
 from tests.manifests.metrics_adapter import external_metrics, query_of
-from tests.manifests.scraping import ask, prometheus, serving
+from tests.manifests.scraping import fetch, prometheus, serving
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -252,8 +252,8 @@ async def test_query_counts_awaited_gpus_once_for_all_replicas(
             async def both_are_counted() -> list[Object]:
                 # In one round, because one late scrape would hide its replica's metrics.
                 queries = (metric_query(), metric_query(model="h100"))
-                found = [item for query in queries for item in await ask(session, url, query)]
-                scraped = await ask(session, url, "up == 1")
+                found = [item for query in queries for item in await fetch(session, url, query)]
+                scraped = await fetch(session, url, "up == 1")
                 return found if len(scraped) == len(found) == len(queries) else []
 
             every, h100 = await wait_for(both_are_counted, "both replicas are scraped")
@@ -272,7 +272,7 @@ async def test_one_node_is_kept_warm_while_no_pod_waits(tmp_path: Path) -> None:
         try:
 
             async def is_known() -> list[Object]:
-                return await ask(session, url, metric_query())
+                return await fetch(session, url, metric_query())
 
             (found,) = await wait_for(is_known, "the metric is scraped")
         finally:

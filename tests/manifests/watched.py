@@ -27,7 +27,7 @@ from testkit.controlplane.monitoring import AGENT_JOB, EXTENDER_JOB
 from testkit.controlplane.objects import Object
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
-from tests.manifests.scraping import ask
+from tests.manifests.scraping import fetch
 
 FATAL_XID: Final = 48
 FOREIGN_PID: Final = 7
@@ -65,7 +65,7 @@ class Watched:
             return {
                 name: [
                     float(sample["value"][1])
-                    for sample in await ask(session, self.prometheus_url, query)
+                    for sample in await fetch(session, self.prometheus_url, query)
                 ]
                 for name, query in queries.items()
             }

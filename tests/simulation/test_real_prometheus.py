@@ -58,7 +58,7 @@ class Pair:
     real_url: str
     session: aiohttp.ClientSession
 
-    async def ask(self, base: str, query: str) -> tuple[int, Answer]:
+    async def fetch(self, base: str, query: str) -> tuple[int, Answer]:
         """Return status, and values by labels."""
         url = f"{base}/api/v1/query"
         async with self.session.get(url, params={"query": query}) as response:
@@ -101,25 +101,25 @@ async def test_real_prometheus_answers_as_the_fake_does(
     pair: Pair,
 ) -> None:
     async def has_everything() -> bool:
-        _, up = await pair.ask(pair.real_url, "up == 1")
+        _, up = await pair.fetch(pair.real_url, "up == 1")
         return len(up) == NODES
 
     await wait_for(has_everything, "every node is up in Prometheus")
 
     for query in QUERIES:
         real, simulated = [
-            await pair.ask(url, query) for url in (pair.real_url, pair.simulated_url)
+            await pair.fetch(url, query) for url in (pair.real_url, pair.simulated_url)
         ]
         assert simulated == real, query
 
     devices = product.devices_query(KNOWN_BY, ("Hostname", "hostname", "instance"), "")
     (_, real_times), (_, times) = [
-        await pair.ask(url, devices) for url in (pair.real_url, pair.simulated_url)
+        await pair.fetch(url, devices) for url in (pair.real_url, pair.simulated_url)
     ]
     assert times.keys() == real_times.keys()
     assert len(times) == DEVICES
 
     for query in REFUSED:
-        real_status, _ = await pair.ask(pair.real_url, query)
-        status, _ = await pair.ask(pair.simulated_url, query)
+        real_status, _ = await pair.fetch(pair.real_url, query)
+        status, _ = await pair.fetch(pair.simulated_url, query)
         assert status == real_status >= 400, query

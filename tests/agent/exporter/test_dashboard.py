@@ -68,7 +68,7 @@ async def prometheus(tmp_path: Path, kind: str) -> AsyncIterator[aiohttp.ClientS
             await server.stop()
 
 
-async def ask(session: aiohttp.ClientSession, path: str, **parameters: str) -> list[Any]:
+async def fetch(session: aiohttp.ClientSession, path: str, **parameters: str) -> list[Any]:
     async with session.get(path, params=parameters) as answer:
         result = await answer.json()
     assert result["status"] == "success", result
@@ -81,17 +81,17 @@ async def test_dashboard_12239_has_data_for_all_that_the_card_measures(
 ) -> None:
     async with asyncio.timeout(60):
         while (
-            len(await ask(prometheus, "/api/v1/query", query=QUERIES["GPU Temperature"])) < 2
+            len(await fetch(prometheus, "/api/v1/query", query=QUERIES["GPU Temperature"])) < 2
         ):  # until it has been scraped
             await asyncio.sleep(0.1)
 
     shown = {
-        panel: len(await ask(prometheus, "/api/v1/query", query=query))
+        panel: len(await fetch(prometheus, "/api/v1/query", query=query))
         for panel, query in QUERIES.items()
     }
     result = {panel: 1 if "(" in query else 2 for panel, query in QUERIES.items()}
     assert shown == result | dict.fromkeys(NOT_COUNTED[kind], 0)
     for label, values in (("gpu", ["0", "1"]), ("instance", None)):
         path, of = f"/api/v1/label/{label}/values", {"match[]": "DCGM_FI_DEV_GPU_TEMP"}
-        chosen = await ask(prometheus, path, **of)
+        chosen = await fetch(prometheus, path, **of)
         assert chosen == values if values else len(chosen) == 1

@@ -171,7 +171,7 @@ def test_a_call_unsupported_by_one_card_is_still_made_for_others(code: int) -> N
     other = replay._pointer()
     requested = []
 
-    def ask(handle: Any) -> str:
+    def call(handle: Any) -> str:
         def newer() -> str:
             requested.append(handle)
             if handle is not other:
@@ -181,7 +181,7 @@ def test_a_call_unsupported_by_one_card_is_still_made_for_others(code: int) -> N
         return str(library.call_with_fallback("new", handle, newer, lambda: "older"))
 
     again = ctypes.cast(replay.handle, type(replay.handle))  # another handle with the same address
-    assert [ask(one) for one in (replay.handle, other, again, other)] == [
+    assert [call(one) for one in (replay.handle, other, again, other)] == [
         *("older", "newer"),
         *("older", "newer"),
     ]

@@ -25,7 +25,7 @@ from extender.insight.usage import SWEEP_SECONDS
 from extender.placement.bypass_causes import BoundPods, BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
-from testkit.cli_serving import ask, build_fleet, serving
+from testkit.cli_serving import build_fleet, call, serving
 from testkit.outcomes import OUTCOMES
 from testkit.webhook_requests import pod
 from tests.extender.cli.advised import build as build_advising
@@ -78,7 +78,7 @@ class Bypassed:
 def documents() -> Iterator[dict[str, Any]]:
     fleet = build_fleet()
     fleet.placer.detailed = 1  # other decisions keep only the score
-    asyncio.run(ask(fleet, "prioritize", "node-1", "node-2", "node-3", name="short"))
+    asyncio.run(call(fleet, "prioritize", "node-1", "node-2", "node-3", name="short"))
     watch = RegretWatch(fleet.fleet, lambda: fleet.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(OUTCOMES)
     fleet.now += SWEEP_SECONDS

@@ -111,7 +111,7 @@ def test_an_empty_fleet_has_metrics_too() -> None:
 
 async def test_the_text_parses_and_every_metric_is_explained(world: World) -> None:
     register(world)
-    body = _json(names_request("idle", "busy", "dead", "new", asker=pod(gpu_memory="x")))
+    body = _json(names_request("idle", "busy", "dead", "new", requester=pod(gpu_memory="x")))
     await world.webhooks().filter(body)
     await world.webhooks().prioritize(b"{")
 

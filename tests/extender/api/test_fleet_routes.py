@@ -198,7 +198,7 @@ async def test_the_best_twenty_and_the_one_bound_are_explained_in_full(
     names = [f"n{index:03}" for index in range(40)]
     await decide(client, *names)
 
-    world.history.note_bound("uid-asker", "n039")
+    world.history.note_bound("uid-requester", "n039")
     (decision,) = (await get(client, "/v1/decisions"))["decisions"]
 
     assert len(decision["explained"]) == 21
@@ -226,7 +226,7 @@ async def test_decisions_are_chosen_by_pod_and_number_and_shortened(client: Clie
 async def test_a_thousand_decisions_are_kept(world: World, client: Client) -> None:
     for number in range(1005):
         await world.webhooks().prioritize(
-            json.dumps(names_request("idle", asker=pod(f"p{number}"))).encode()
+            json.dumps(names_request("idle", requester=pod(f"p{number}"))).encode()
         )
 
     decisions = (await get(client, "/v1/decisions", brief="true"))["decisions"]

@@ -125,7 +125,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         app = extender.build_app()
         client = await aiohttp_client(app)
         await _decide(client, "hush-waiting", NAMESPACE)
-        await _decide(client, "asker", "team")
+        await _decide(client, "requester", "team")
         yield Cluster(client, extender, app)
 
 
@@ -140,7 +140,7 @@ def _note_bypassed_pod(extender: Extender) -> None:
 
 
 async def _decide(client: Client, name: str, namespace: str) -> None:
-    asker: dict[str, Any] = {
+    requester: dict[str, Any] = {
         "metadata": {
             "name": name,
             "namespace": namespace,
@@ -152,8 +152,8 @@ async def _decide(client: Client, name: str, namespace: str) -> None:
         "status": {"phase": "Pending"},
     }
     if namespace != NAMESPACE:
-        asker["metadata"] |= {"annotations": {}, "ownerReferences": []}
-    request = names_request("node-a", "node-b", asker=asker)
+        requester["metadata"] |= {"annotations": {}, "ownerReferences": []}
+    request = names_request("node-a", "node-b", requester=requester)
     assert (await client.post("/prioritize", data=json.dumps(request))).status == 200
 
 
@@ -188,7 +188,7 @@ PARAMETERS = (
     "/v1/costs?by=pod",
     "/v1/costs?by=owner",
     "/v1/costs?by=namespace",
-    "/v1/explain?pod=team/asker",
+    "/v1/explain?pod=team/requester",
     "/v1/explain?number=1",
     "/v1/explain?number=2",
     "/v1/decisions?brief=true",
@@ -301,7 +301,7 @@ async def test_another_tenants_decision_shows_the_node_without_the_pod(
     _, text = await cluster.read("/v1/decisions", HOSTILE)
 
     own, other = json.loads(text)["decisions"]
-    assert own["pod"] == "team/asker"
+    assert own["pod"] == "team/requester"
     assert (other["pod"], other["uid"], other["request"]) == (
         "another pod",
         None,

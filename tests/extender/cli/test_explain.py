@@ -12,7 +12,7 @@ from typing_extensions import override
 from extender.cli.client import Client, ClientError
 from extender.insight.replicas import ALONE
 from testkit.cards import IDLE, Gpu
-from testkit.cli_serving import Run, ask, runner, serving
+from testkit.cli_serving import Run, call, runner, serving
 from testkit.others import FAR, OtherReplicas, replica_world
 from testkit.world import World
 
@@ -39,7 +39,7 @@ def decided(name: str, *pods: str, far: OtherReplicas | None = None) -> World:
     """Return a replica that has decided about these pods."""
     world = replica_world(name=name, far=far or OtherReplicas())
     for pod in pods:
-        asyncio.run(ask(world, "prioritize", "a", "b", name=pod))
+        asyncio.run(call(world, "prioritize", "a", "b", name=pod))
         world.now += 1
     return world
 
@@ -139,7 +139,7 @@ def many_nodes() -> World:
     world.add({f"idle-{number:02}": [IDLE] for number in range(15)})
     world.add({f"dead-{number:02}": [Gpu(xid=79.0)] for number in range(25)})
     world.placer.detailed = 2
-    asyncio.run(ask(world, "filter", *sorted(world.fleet.nodes), name="p"))
+    asyncio.run(call(world, "filter", *sorted(world.fleet.nodes), name="p"))
     return world
 
 

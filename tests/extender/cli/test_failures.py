@@ -49,7 +49,7 @@ from testkit.cli_serving import Run, runner, serving
         (["gpus", "node-9"], 1, "node 'node-9' is not known: did you mean node-1, node-2, "),
         (["nodes", "--url", "ftp://x"], 2, "must be like https://localhost:8889"),
         (["nodes", "--token-file", "/nowhere"], 2, "token file '/nowhere' cannot be read: No such"),
-        (["run"], 2, "say what to run, after --"),
+        (["run"], 2, "state the command to run after --"),
         (["run", "--hold", "--", "x"], 2, "--hold takes no command"),
         (["completion", "csh"], 2, "is not one of 'bash', 'zsh', 'fish'"),
         (["nodes", "--url", "http://127.0.0.1:9"], 3, "cannot reach http://127.0.0.1:9: "),

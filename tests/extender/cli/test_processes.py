@@ -12,7 +12,7 @@ from extender.cli.commands.gpus import table
 from extender.cli.formatting import since
 from extender.core.devices.readings import DeviceKey, ForeignProcess
 from testkit.cards import IDLE, Gpu
-from testkit.cli_serving import ask, build_fleet, runner, serving
+from testkit.cli_serving import build_fleet, call, runner, serving
 from testkit.world import World
 
 PYTHON = ForeignProcess(
@@ -70,7 +70,7 @@ def test_explain_names_the_processes_on_a_foreign_gpu() -> None:
     world = World()
     cards = {"node-1": [Gpu(busy=0.9, used_gib=30.0), IDLE]}
     world.add(cards)
-    asyncio.run(ask(world, "prioritize", "node-1", name="fresh"))
+    asyncio.run(call(world, "prioritize", "node-1", name="fresh"))
     world.fleet.note_foreign("node-1", {DeviceKey(("GPU-node-1-0", "")): (PYTHON,)})
     with serving(world.build_app()) as url:
         shown = runner(url)("explain", "fresh").stdout
@@ -85,7 +85,7 @@ def test_explain_names_the_processes_on_a_foreign_gpu() -> None:
 def test_explain_of_a_node_that_is_gone_says_nothing_of_now() -> None:
     world = World()
     world.add({"node-1": [Gpu(busy=0.9, used_gib=30.0), IDLE]})
-    asyncio.run(ask(world, "prioritize", "node-1", name="fresh"))
+    asyncio.run(call(world, "prioritize", "node-1", name="fresh"))
     world.fleet.remove_node("node-1")
     with serving(world.build_app()) as url:
         result = runner(url)("explain", "fresh")

@@ -15,7 +15,7 @@ from rich.console import Console
 from extender.cli.client import Client
 from extender.cli.tables import sheet
 from testkit.cards import IDLE, Gpu
-from testkit.cli_serving import Run, ask, build_fleet, runner, serving
+from testkit.cli_serving import Run, build_fleet, call, runner, serving
 from testkit.world import World
 from tests.extender.cli.answers import missing
 
@@ -139,8 +139,8 @@ def test_a_node_without_full_record_shows_its_known_data_and_the_reason(
 ) -> None:
     world = build_fleet()
     world.placer.detailed = 1
-    asyncio.run(ask(world, "prioritize", "node-1", "node-2", "node-3", name="short"))
-    asyncio.run(ask(world, "filter", "node-1", "node-4", name="none"))
+    asyncio.run(call(world, "prioritize", "node-1", "node-2", "node-3", name="short"))
+    asyncio.run(call(world, "filter", "node-1", "node-4", name="none"))
 
     with serving(world.build_app()) as url:
         result = runner(url)("explain", *arguments.split())
@@ -275,7 +275,7 @@ def test_decisions_in_shadow_are_marked() -> None:
     world.placer.is_shadow = True
     world.add({"node-1": [IDLE], "node-2": [IDLE]})
     for name in ("same", "other", "waits"):
-        asyncio.run(ask(world, "prioritize", "node-1", "node-2", name=name))
+        asyncio.run(call(world, "prioritize", "node-1", "node-2", name=name))
     world.history.note_bound("uid-same", "node-1")
     world.history.note_bound("uid-other", "node-2")
 

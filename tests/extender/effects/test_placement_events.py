@@ -49,8 +49,8 @@ def placed() -> World:
 async def decide(
     world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2, target: str = ""
 ) -> None:
-    asker = pod("p", gpus=gpus, **({"target": target} if target else {}))
-    request = json.dumps(names_request(*nodes, asker=asker)).encode()
+    requester = pod("p", gpus=gpus, **({"target": target} if target else {}))
+    request = json.dumps(names_request(*nodes, requester=requester)).encode()
     webhooks = world.webhooks()
     await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(request)
 
@@ -161,7 +161,7 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
     other = "node-8" if record.decision.best == "node-7" else "node-7"
     world.now += seconds
     for number in range(others):
-        request = json.dumps(names_request("node-7", asker=pod(f"other-{number}"))).encode()
+        request = json.dumps(names_request("node-7", requester=pod(f"other-{number}"))).encode()
         await world.webhooks().filter(request)
     decisions: list[DecisionRecord] = []
     bound = PodRecord(

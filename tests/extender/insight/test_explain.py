@@ -34,8 +34,8 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:
-    request = names_request(*nodes, asker=pod(**wishes))
+async def call(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:
+    request = names_request(*nodes, requester=pod(**wishes))
     assert (await client.post(f"/{verb}", data=json.dumps(request))).status == 200
 
 
@@ -55,8 +55,8 @@ def total(node: Any) -> float:
 
 
 async def test_every_node_has_the_parts_of_its_score(world: World, client: Client) -> None:
-    await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
-    await ask(client, "prioritize", "idle", "half", "busy", name="p")
+    await call(client, "filter", "idle", "half", "busy", "dead", name="p")
+    await call(client, "prioritize", "idle", "half", "busy", name="p")
     uid = world.add_pod("p", "idle")
     world.history.note_bound(uid, "idle")
 
@@ -163,8 +163,8 @@ async def test_any_node_shows_its_known_data_and_the_reason_for_gaps(
 ) -> None:
     world.register_node("other")
     world.placer.detailed = 1
-    await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
-    await ask(client, "prioritize", "idle", "half", "busy", name="p")
+    await call(client, "filter", "idle", "half", "busy", "dead", name="p")
+    await call(client, "prioritize", "idle", "half", "busy", name="p")
 
     one = (await get(client, "/v1/explain", pod="p", node=node))["asked_node"]
 
@@ -190,7 +190,7 @@ async def test_the_node_bound_to_is_explained_whatever_its_rank(
 
 
 async def test_waiting_pod_states_its_reason(world: World, client: Client) -> None:
-    await ask(client, "filter", "busy", name="p", require_idle="true")
+    await call(client, "filter", "busy", name="p", require_idle="true")
     world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE)
 
     answer = await get(client, "/v1/explain", pod="p")
@@ -269,7 +269,7 @@ async def test_a_pod_that_the_caller_may_not_read_is_not_there(
 async def test_a_recreated_pod_does_not_get_its_predecessors_decision(
     world: World, client: Client
 ) -> None:
-    await ask(client, "filter", "idle", name="p")
+    await call(client, "filter", "idle", name="p")
     before = await get(client, "/v1/explain", pod="team/p")
     record = PodRecord(uid="uid-new", namespace="team", name="p", resources={GPU: 2})
     world.fleet.apply_pod(record)

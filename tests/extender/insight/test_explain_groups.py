@@ -45,8 +45,8 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def ask(client: Client, verb: str, asker: object, *nodes: str) -> Any:
-    request = names_request(*(nodes or NODES), asker=asker)
+async def call(client: Client, verb: str, requester: object, *nodes: str) -> Any:
+    request = names_request(*(nodes or NODES), requester=requester)
     response = await client.post(f"/{verb}", data=json.dumps(request))
     assert response.status == 200
     await asyncio.sleep(2 * BETWEEN_VERBS_SECONDS)  # then it is recorded in full
@@ -54,7 +54,7 @@ async def ask(client: Client, verb: str, asker: object, *nodes: str) -> Any:
 
 
 async def test_explanation_names_the_group_and_domains_with_room(client: Client) -> None:
-    await ask(client, "filter", member("p-0"))
+    await call(client, "filter", member("p-0"))
 
     answer = await get(client, "/v1/explain", pod="team/p-0")
 
@@ -78,7 +78,7 @@ async def test_explanation_names_the_nodes_of_placed_pods(world: World, client: 
     for name, node in (("p-1", "a-1"), ("p-2", "a-2")):
         world.bind(name, node, namespace="team", group=GROUP)
     world.read()
-    await ask(client, "filter", member("p-0"))
+    await call(client, "filter", member("p-0"))
 
     answer = await get(client, "/v1/explain", pod="team/p-0")
 
@@ -89,7 +89,7 @@ async def test_explanation_names_the_nodes_of_placed_pods(world: World, client: 
 
 
 async def test_a_group_that_can_never_fit_is_refused_with_its_reason(client: Client) -> None:
-    found = await ask(client, "filter", member("p-0", 9))
+    found = await call(client, "filter", member("p-0", 9))
 
     reason = "node(s) could not hold the pod's whole group, even without other pods"
     assert found["FailedAndUnresolvableNodes"] == dict.fromkeys(NODES, reason)
@@ -114,9 +114,9 @@ async def test_hypothetical_pod_is_placed_like_the_first_of_its_group(
 async def test_group_is_hidden_from_callers_without_rights(
     world: World, client: Client, aiohttp_client: MakeClient
 ) -> None:
-    asker = member("p-0")
-    asker["metadata"]["namespace"] = "other"
-    await ask(client, "filter", asker)
+    requester = member("p-0")
+    requester["metadata"]["namespace"] = "other"
+    await call(client, "filter", requester)
     limited = await aiohttp_client(world.build_app(viewer=SeesTeam()))
 
     (seen,) = (await get(limited, "/v1/decisions"))["decisions"]

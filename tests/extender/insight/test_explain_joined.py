@@ -21,8 +21,8 @@ def replica(name: str, far: OtherReplicas | None = None, **rest: Any) -> World:
     return world
 
 
-async def ask(client: Client, verb: str, *nodes: str) -> None:
-    request = json.dumps(names_request(*nodes, asker=pod("p")))
+async def call(client: Client, verb: str, *nodes: str) -> None:
+    request = json.dumps(names_request(*nodes, requester=pod("p")))
     assert (await client.post(f"/{verb}", data=request)).status == 200
 
 
@@ -35,7 +35,7 @@ def filtering() -> World:
 async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
     """Return the replica that answers filter."""
     client = await aiohttp_client(filtering.build_app())
-    await ask(client, "filter", *CARDS)
+    await call(client, "filter", *CARDS)
     # The explanation of an answer is recorded a moment after it.
     while not next(iter(filtering.history)).evidence:
         await asyncio.sleep(0.005)
@@ -53,7 +53,7 @@ async def ranking(filters: Client) -> World:
 @pytest.fixture
 async def ranks(ranking: World, aiohttp_client: MakeClient) -> Client:
     client = await aiohttp_client(ranking.build_app())
-    await ask(client, "prioritize", "idle", "half")
+    await call(client, "prioritize", "idle", "half")
     return client
 
 
@@ -107,7 +107,7 @@ async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
     ranking: World, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(ranking.build_app())
-    await ask(client, "prioritize", "idle")
+    await call(client, "prioritize", "idle")
 
     answer = await get(client, "/v1/explain", pod="team/p", node="half")
 
@@ -127,7 +127,7 @@ async def test_filter_results_of_another_attempt_are_left_out(
 ) -> None:
     ranking.now += seconds
     client = await aiohttp_client(ranking.build_app())
-    await ask(client, "prioritize", "idle", "half")
+    await call(client, "prioritize", "idle", "half")
 
     answer = await get(client, "/v1/explain", id="ranks-1")
 
@@ -142,7 +142,7 @@ async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
 ) -> None:
     world = replica("ranks", OtherReplicas({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
-    await ask(client, "prioritize", "idle", "half")
+    await call(client, "prioritize", "idle", "half")
 
     answer = await get(client, "/v1/explain", pod="team/p")
 
@@ -159,7 +159,7 @@ async def test_explanation_stays_unchanged_if_it_cannot_be_joined(
     garbage = json.dumps(reported | {"decision": decision}).encode()
     world = replica("ranks", OtherReplicas({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
-    await ask(client, "prioritize", "idle", "half")
+    await call(client, "prioritize", "idle", "half")
 
     answer = await get(client, "/v1/explain", id="ranks-1")
 

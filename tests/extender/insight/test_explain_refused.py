@@ -29,7 +29,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 async def attempt(client: Client, passing: list[str], refused: list[str]) -> None:
     """Call filter and prioritize as kube-scheduler does."""
     for verb, nodes in (("filter", [*passing, *refused]), ("prioritize", passing)):
-        request = json.dumps(names_request(*nodes, asker=pod("p")))
+        request = json.dumps(names_request(*nodes, requester=pod("p")))
         assert (await client.post(f"/{verb}", data=request)).status == 200
 
 
@@ -82,7 +82,7 @@ async def test_filter_results_of_an_earlier_attempt_are_left_out(
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     world.now += 60
-    request = json.dumps(names_request("idle", asker=pod("p")))
+    request = json.dumps(names_request("idle", requester=pod("p")))
     assert (await client.post("/prioritize", data=request)).status == 200
 
     answer = await get(client, "/v1/explain", pod="team/p")

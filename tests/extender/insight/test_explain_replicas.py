@@ -65,7 +65,7 @@ async def test_another_replicas_decision_is_explained_by_its_id(client: Client) 
 async def test_own_decision_is_explained_without_other_replicas(
     client: Client, far: OtherReplicas
 ) -> None:
-    request = names_request("a", asker=pod("whole"))
+    request = names_request("a", requester=pod("whole"))
     for verb in ("filter", "prioritize"):
         assert (await client.post(f"/{verb}", json=request)).status == 200
 
@@ -112,7 +112,7 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
 ) -> None:
     hidden = pod("theirs")
     hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
-    request = names_request("a", asker=hidden)
+    request = names_request("a", requester=hidden)
     assert (await other.post("/prioritize", json=request)).status == 200
     world = replica_world(far=far)
     world.add_waiting("theirs")

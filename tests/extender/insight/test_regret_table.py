@@ -96,13 +96,13 @@ def test_metrics_count_each_placement(watch: RegretWatch) -> None:
     assert value("idlegpu_regret_watched_pods") == 0
 
 
-def ask(watch: RegretWatch, *arguments: str) -> Result:
+def call(watch: RegretWatch, *arguments: str) -> Result:
     with serving(app_for(watch)) as url:
         return runner(url)("regret", *arguments)
 
 
 def test_the_command_line_shows_them(watch: RegretWatch) -> None:
-    shown = ask(watch)
+    shown = call(watch)
 
     assert shown.exit_code == 0, shown.output
     lines = [line.split() for line in shown.stdout.splitlines()]
@@ -114,7 +114,7 @@ def test_the_command_line_shows_them(watch: RegretWatch) -> None:
 def test_command_line_reports_that_no_placement_was_compared(watch: RegretWatch) -> None:
     watch.outcomes.clear()
 
-    assert "no placement was compared yet" in ask(watch).stdout
+    assert "no placement was compared yet" in call(watch).stdout
 
 
 MANY = 5 * PIECE_OUTCOMES

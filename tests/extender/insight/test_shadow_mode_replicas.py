@@ -87,9 +87,9 @@ class Pair:
     clients: Sequence[Client]
     is_cut: bool = False
 
-    async def ask(self, at: int, verb: str) -> None:
+    async def call(self, at: int, verb: str) -> None:
         """Call one replica for the pod; the other gets a report unless they are disconnected."""
-        request = names_request("node-0", "node-1", asker=pod("p"))
+        request = names_request("node-0", "node-1", requester=pod("p"))
         assert (await self.clients[at].post(f"/{verb}", json=request)).status == 200
         self.exchange()
 
@@ -146,9 +146,9 @@ async def pair(aiohttp_client: MakeClient) -> Pair:
 async def test_a_pod_that_one_replica_filtered_and_the_other_scored_counts_once(
     pair: Pair,
 ) -> None:
-    await pair.ask(NEAR, FILTER)
+    await pair.call(NEAR, FILTER)
     pair.wait(0.005)
-    await pair.ask(FAR, PRIORITIZE)
+    await pair.call(FAR, PRIORITIZE)
     pair.bind()
 
     assert pair.live() == [0, 1]
@@ -157,8 +157,8 @@ async def test_a_pod_that_one_replica_filtered_and_the_other_scored_counts_once(
 
 async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: Pair) -> None:
     for at in (FAR, NEAR):
-        await pair.ask(at, FILTER)
-        await pair.ask(at, PRIORITIZE)
+        await pair.call(at, FILTER)
+        await pair.call(at, PRIORITIZE)
         pair.wait(2.0)
     pair.bind()
 
@@ -168,9 +168,9 @@ async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: P
 
 
 async def test_a_message_after_the_binding_still_makes_it_one_decision(pair: Pair) -> None:
-    await pair.ask(NEAR, FILTER)
+    await pair.call(NEAR, FILTER)
     pair.is_cut = True
-    await pair.ask(FAR, PRIORITIZE)
+    await pair.call(FAR, PRIORITIZE)
     pair.bind()
     pair.live(120.0)
     assert [len(replica.shadow_mode.regret) for replica in pair.replicas] == [0, 0]
@@ -183,8 +183,8 @@ async def test_a_message_after_the_binding_still_makes_it_one_decision(pair: Pai
 async def test_a_pod_tried_at_both_replicas_counts_once_despite_late_messages(pair: Pair) -> None:
     pair.is_cut = True
     for at in (NEAR, FAR):
-        await pair.ask(at, FILTER)
-        await pair.ask(at, PRIORITIZE)
+        await pair.call(at, FILTER)
+        await pair.call(at, PRIORITIZE)
         pair.wait(2.0)
     pair.bind()
     pair.sweep_after(MAX_WAIT_SECONDS - 10.0)
@@ -199,8 +199,8 @@ async def test_a_pod_tried_at_both_replicas_counts_once_despite_late_messages(pa
 async def test_replicas_that_never_reach_each_other_leave_the_pod_out(pair: Pair) -> None:
     pair.is_cut = True
     for at in (NEAR, FAR):
-        await pair.ask(at, FILTER)
-        await pair.ask(at, PRIORITIZE)
+        await pair.call(at, FILTER)
+        await pair.call(at, PRIORITIZE)
     pair.bind()
 
     assert pair.live() == [0, 0]
@@ -209,8 +209,8 @@ async def test_replicas_that_never_reach_each_other_leave_the_pod_out(pair: Pair
 
 
 async def test_pod_of_a_lost_replica_is_left_out(pair: Pair) -> None:
-    await pair.ask(NEAR, FILTER)
-    await pair.ask(NEAR, PRIORITIZE)
+    await pair.call(NEAR, FILTER)
+    await pair.call(NEAR, PRIORITIZE)
     pair.bind()
     pair.replicas[NEAR].received.since = pair.replicas[NEAR].now
 
@@ -221,8 +221,8 @@ async def test_pod_of_a_lost_replica_is_left_out(pair: Pair) -> None:
 async def test_a_late_message_about_an_earlier_answer_changes_nothing(pair: Pair) -> None:
     pair.is_cut = True
     for at in (NEAR, FAR):
-        await pair.ask(at, FILTER)
-        await pair.ask(at, PRIORITIZE)
+        await pair.call(at, FILTER)
+        await pair.call(at, PRIORITIZE)
         pair.wait(2.0)
     pair.bind()
     pair.live(120.0)  # by now both have processed its request, and dropped it
@@ -236,8 +236,8 @@ async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
     pair: Pair,
 ) -> None:
     pair.is_cut = True
-    await pair.ask(NEAR, FILTER)
-    await pair.ask(FAR, PRIORITIZE)
+    await pair.call(NEAR, FILTER)
+    await pair.call(FAR, PRIORITIZE)
     (late,) = pair.replicas[NEAR].untold
     pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # delayed for so long
     pair.is_cut = False
@@ -249,8 +249,8 @@ async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
 
 
 async def test_pod_without_requests_at_other_replicas_counts(pair: Pair) -> None:
-    await pair.ask(NEAR, FILTER)
-    await pair.ask(NEAR, PRIORITIZE)
+    await pair.call(NEAR, FILTER)
+    await pair.call(NEAR, PRIORITIZE)
     pair.bind()
 
     assert pair.live() == [1, 0]

@@ -35,7 +35,7 @@ async def test_concurrent_and_soon_following_callers_share_the_result(maker: Mak
         askers = [group.create_task(maker.shared.get("a", maker.make)) for _ in range(10)]
     maker.now += 4.9
 
-    assert {asker.result() for asker in askers} == {1}
+    assert {requester.result() for requester in askers} == {1}
     assert await maker.shared.get("a", maker.make) == 1
 
 

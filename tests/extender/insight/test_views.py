@@ -35,8 +35,8 @@ def world() -> World:
 def place(world: World, *nodes: str, verb: str = "filter") -> DecisionRecord:
     parsed = parse_request(pod(), resources=world.resources, defaults=Policy())
     assert parsed.request is not None
-    asker = PodRef(uid="uid-asker", namespace="team", name="asker")
-    record = world.placer.place(verb, asker, parsed.request, nodes)
+    requester = PodRef(uid="uid-requester", namespace="team", name="requester")
+    record = world.placer.place(verb, requester, parsed.request, nodes)
     world.placer.detail(record)
     return record
 
@@ -259,7 +259,7 @@ def test_decision_shows_the_request_and_each_verdict(world: World) -> None:
 
     view = json.loads(write_json_in_full(decision_view(record, brief=False)))
 
-    assert (view["pod"], view["uid"], view["verb"]) == ("team/asker", "uid-asker", "filter")
+    assert (view["pod"], view["uid"], view["verb"]) == ("team/requester", "uid-requester", "filter")
     assert (view["candidates"], view["feasible"]) == (2, 2)
     assert (view["node"], view["runner_up"]) == ("idle", "busy")
     assert view["request"]["max_utilization_ratio"] == 0.3
@@ -290,7 +290,7 @@ def test_a_decision_names_its_devices_for_good(world: World) -> None:
 def test_a_binding_is_shown_with_whether_it_followed_us(world: World) -> None:
     record = place(world, "busy", "idle")
 
-    world.history.note_bound("uid-asker", "idle")
+    world.history.note_bound("uid-requester", "idle")
     view = decision_view(record, brief=True)
 
     assert (view["bound_node"], view["is_followed"]) == ("idle", True)

@@ -39,7 +39,7 @@ def test_bypassed_pod_is_not_counted_before_replicas_could_report(part: BindingW
     part.create(part.pod())
     part.bind(part.pod())
     part.bypassed_pods.sweep()
-    part.ask()
+    part.call()
     part.judge()
 
     assert part.counted() == 0
@@ -47,7 +47,7 @@ def test_bypassed_pod_is_not_counted_before_replicas_could_report(part: BindingW
 
 def test_series_of_a_scheduler_starts_at_zero(part: BindingWorld) -> None:
     part.create(part.pod())
-    part.ask()
+    part.call()
     part.bind(part.pod())
     part.judge()
 
@@ -78,7 +78,7 @@ def test_callers_are_known_by_their_pods(part: BindingWorld) -> None:
     for pod in (own, other):
         part.create(pod)
         part.bind(pod)
-    part.ask("own")
+    part.call("own")
     assert part.bypassed_pods.report().asked_by == ()
 
     part.judge()
@@ -94,7 +94,7 @@ def test_settings_name_the_schedulers_that_call() -> None:
 
 
 def test_request_before_the_watch_shows_the_pod_counts(part: BindingWorld) -> None:
-    part.ask()
+    part.call()
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -136,7 +136,7 @@ def test_pods_that_were_there_before_us_are_not_accused(part: BindingWorld) -> N
 def test_pod_that_is_bound_when_all_are_listed_again_is_judged(part: BindingWorld) -> None:
     part.create(part.pod())
     part.create(part.pod("gone"))
-    part.ask("gone")
+    part.call("gone")
     part.tap.replace_pods([part.pod(node="a")])
     part.judge()
 
@@ -145,7 +145,7 @@ def test_pod_that_is_bound_when_all_are_listed_again_is_judged(part: BindingWorl
 
 
 def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: BindingWorld) -> None:
-    part.ask()
+    part.call()
     part.create(part.pod())
     part.tap.remove_pod("uid-p", part.world.now)
     part.judge()
@@ -167,7 +167,7 @@ def test_pod_deleted_soon_after_binding_is_judged(
 
 def test_judged_pod_leaves_the_request_log(part: BindingWorld) -> None:
     part.create(part.pod())
-    part.ask()
+    part.call()
     part.bind(part.pod())
     part.judge()
 
@@ -208,7 +208,7 @@ def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())
-    part.ask(choices=0)
+    part.call(choices=0)
     part.bind(part.pod())
     part.judge()
 
@@ -221,9 +221,9 @@ def test_refused_pod_that_passes_on_retry_is_not_counted(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())
-    part.ask(choices=0)
+    part.call(choices=0)
     part.world.now += 5.0
-    part.ask(choices=1)
+    part.call(choices=1)
     part.bind(part.pod())
     part.judge()
 
@@ -234,7 +234,7 @@ def test_known_refusal_counts_although_other_requests_are_forgotten(
     part: BindingWorld,
 ) -> None:
     part.create(part.pod())
-    part.ask(choices=0)
+    part.call(choices=0)
     part.world.request_log.forgotten_until = part.world.now
     part.bind(part.pod())
     part.judge()
@@ -244,7 +244,7 @@ def test_known_refusal_counts_although_other_requests_are_forgotten(
 
 def test_answer_that_no_client_read_is_counted_as_lost(part: BindingWorld) -> None:
     part.create(part.pod())
-    part.ask(is_lost=True)
+    part.call(is_lost=True)
     part.world.request_log.note_answer(2.5, is_lost=True)
     part.bind(part.pod())
     part.judge()
@@ -256,7 +256,7 @@ def test_answer_that_no_client_read_is_counted_as_lost(part: BindingWorld) -> No
 
 def test_pods_without_prioritize_are_counted(part: BindingWorld) -> None:
     part.create(part.pod())
-    part.ask(choices=2)
+    part.call(choices=2)
     part.bind(part.pod())
     part.judge()
 
@@ -264,9 +264,9 @@ def test_pods_without_prioritize_are_counted(part: BindingWorld) -> None:
 
 
 def test_a_pod_without_scores_does_not_count_if_prioritize_is_called(part: BindingWorld) -> None:
-    part.ask("other", PRIORITIZE, choices=2)
+    part.call("other", PRIORITIZE, choices=2)
     part.create(part.pod())
-    part.ask(choices=2)
+    part.call(choices=2)
     part.bind(part.pod())
     part.judge()
 

@@ -407,7 +407,7 @@ class Chance:
         """Let a random event happen."""
         actions = {
             self.create: 4,
-            self.ask: 1,
+            self.call: 1,
             self.place: 4,
             self.start: 0.2,
             self.move: 8,
@@ -423,7 +423,7 @@ class Chance:
         self.waiting.append(self.truth.create(f"p{self.count}"))
         self.show()
 
-    def ask(self) -> None:
+    def call(self) -> None:
         if self.waiting:
             pod, verb = self.random.choice(self.waiting), self.random.choice((FILTER, PRIORITIZE))
             is_lost = self.random.random() < 0.5

@@ -72,7 +72,7 @@ def test_pod_whose_request_may_be_forgotten_is_not_reported(part: BindingWorld) 
     part.create(part.pod("unasked"))
     part.create(part.pod("asked"))
     part.world.request_log.forgotten_until = part.world.now
-    part.ask("asked")
+    part.call("asked")
     part.bind(part.pod("unasked"))
     part.bind(part.pod("asked"))
     part.judge()
@@ -85,7 +85,7 @@ def test_pod_with_requests_waits_for_no_silent_replica() -> None:
     part = BindingWorld(received=(received := ReceivedPeriod()))
     received.until = part.world.now
     part.create(part.pod())
-    part.ask()
+    part.call()
     part.bind(part.pod())
     part.judge()
 
@@ -133,7 +133,7 @@ def test_log_is_silent_where_all_is_well(
     part: BindingWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     part.create(part.pod())
-    part.ask()
+    part.call()
     part.bind(part.pod())
     part.judge()
 

@@ -26,7 +26,7 @@ def web(uid: str) -> PodRecord:
     return PodRecord(uid=uid, namespace="team", name="web-0", resources={GPU: 1})
 
 
-def ask(part: BindingWorld, uid: str, verb: str = "filter") -> str:
+def call(part: BindingWorld, uid: str, verb: str = "filter") -> str:
     """Call the extender for a pod; return its first choice."""
     pod = PodRef(uid=uid, namespace="team", name="web-0")
     record = part.world.placer.place(verb, pod, request(), ("a", "b"))
@@ -61,8 +61,8 @@ def test_request_for_the_first_pod_does_not_cover_the_second(
     part: BindingWorld, is_bound: bool
 ) -> None:
     part.create(web(OLD))
-    ask(part, OLD)
-    ask(part, OLD, PRIORITIZE)
+    call(part, OLD)
+    call(part, OLD, PRIORITIZE)
     if is_bound:
         bind(part, OLD, "a")
     delete(part, OLD)
@@ -80,8 +80,8 @@ def test_request_for_the_second_pod_does_not_cover_the_first(
     bind(part, OLD, "a")
     delete(part, OLD)
     part.create(web(NEW))
-    ask(part, NEW)
-    ask(part, NEW, PRIORITIZE)
+    call(part, NEW)
+    call(part, NEW, PRIORITIZE)
     bind(part, NEW, "a")
     part.judge()
 
@@ -92,8 +92,8 @@ def test_request_for_the_second_pod_can_come_before_the_watch(
     part: BindingWorld,
 ) -> None:
     part.create(web(OLD))
-    ask(part, NEW)  # kube-scheduler's watch is ahead of the extender's
-    ask(part, NEW, PRIORITIZE)
+    call(part, NEW)  # kube-scheduler's watch is ahead of the extender's
+    call(part, NEW, PRIORITIZE)
     delete(part, OLD)
     part.create(web(NEW))
     bind(part, NEW, "b")
@@ -132,11 +132,11 @@ def test_both_hold_no_devices_at_once(part: BindingWorld, node: str) -> None:
 
 def test_whether_we_were_followed_is_counted_for_each(part: BindingWorld) -> None:
     part.create(web(OLD))
-    first = ask(part, OLD, PRIORITIZE)
+    first = call(part, OLD, PRIORITIZE)
     bind(part, OLD, first)
     delete(part, OLD)
     part.create(web(NEW))
-    second = ask(part, NEW, PRIORITIZE)
+    second = call(part, NEW, PRIORITIZE)
     bind(part, NEW, "b" if second == "a" else "a")
 
     assert (followed(part, "first"), followed(part, "other")) == (1, 1)
@@ -145,9 +145,9 @@ def test_whether_we_were_followed_is_counted_for_each(part: BindingWorld) -> Non
 def test_bound_pod_is_counted_after_its_decision_was_dropped(part: BindingWorld) -> None:
     finish(part.world.history.resize_in_steps(1))
     part.create(web(NEW))
-    first = ask(part, NEW, PRIORITIZE)
+    first = call(part, NEW, PRIORITIZE)
     part.create(web(OLD))
-    ask(part, OLD)
+    call(part, OLD)
     bind(part, NEW, first)
 
     assert part.world.history.last_of(NEW) is None
@@ -156,11 +156,11 @@ def test_bound_pod_is_counted_after_its_decision_was_dropped(part: BindingWorld)
 
 def test_late_request_for_the_first_pod_takes_no_room_from_the_second(part: BindingWorld) -> None:
     part.create(web(OLD))
-    ask(part, OLD)
+    call(part, OLD)
     delete(part, OLD)
-    ask(part, OLD, PRIORITIZE)  # kube-scheduler was placing it
+    call(part, OLD, PRIORITIZE)  # kube-scheduler was placing it
     part.create(web(NEW))
-    node = ask(part, NEW, PRIORITIZE)
+    node = call(part, NEW, PRIORITIZE)
 
     assert assumed(part) == {node: [NEW]}
     bind(part, NEW, node)
@@ -188,7 +188,7 @@ def test_a_late_report_about_the_first_pod_counts_nowhere(part: BindingWorld) ->
 def test_records_of_removed_pods_are_dropped_soon(part: BindingWorld) -> None:
     for number in range(1000):
         part.create(web(f"uid-{number}"))
-        ask(part, f"uid-{number}")
+        call(part, f"uid-{number}")
         delete(part, f"uid-{number}")
     part.world.now += part.world.policy.assumed.tentative_seconds
     part.world.fleet.snapshot()

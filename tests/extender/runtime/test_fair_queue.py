@@ -17,7 +17,7 @@ class Many:
         self._fair_queue = turns
         self._end = asyncio.Event()
 
-    async def ask(self, name: str) -> None:
+    async def call(self, name: str) -> None:
         async with self._fair_queue.of(name):
             self.had.append(name)
             await self._end.wait()
@@ -32,10 +32,10 @@ def turns(**changes: Any) -> FairQueue:
     return FairQueue(**{"at_once": 1, "waiting_each": 100, "wait_seconds": 20.0, **changes})
 
 
-async def all_of(ask: Callable[[str], Awaitable[None]], names: list[str]) -> None:
+async def all_of(call: Callable[[str], Awaitable[None]], names: list[str]) -> None:
     async with asyncio.TaskGroup() as group:
         for name in names:
-            group.create_task(ask(name))  # type: ignore[arg-type] # a coroutine
+            group.create_task(call(name))  # type: ignore[arg-type] # a coroutine
 
 
 async def test_a_caller_with_many_requests_waits_for_a_caller_with_few() -> None:
@@ -49,7 +49,7 @@ async def test_a_caller_with_many_requests_waits_for_a_caller_with_few() -> None
 
 async def test_no_more_requests_run_at_once_than_allowed() -> None:
     many = Many(turns(at_once=3))
-    tasks = [asyncio.create_task(many.ask("a")) for _ in range(10)]
+    tasks = [asyncio.create_task(many.call("a")) for _ in range(10)]
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -67,12 +67,12 @@ async def test_no_more_requests_run_at_once_than_allowed() -> None:
 async def test_only_the_caller_with_too_many_waiting_requests_gets_an_error() -> None:
     taken = turns(waiting_each=2)
     many = Many(taken)
-    tasks = [asyncio.create_task(many.ask("greedy")) for _ in range(3)]
+    tasks = [asyncio.create_task(many.call("greedy")) for _ in range(3)]
     await asyncio.sleep(0)
 
     with pytest.raises(BusyError, match="2 requests of the same caller"):
-        await many.ask("greedy")
-    tasks.append(asyncio.create_task(many.ask("modest")))
+        await many.call("greedy")
+    tasks.append(asyncio.create_task(many.call("modest")))
     await asyncio.sleep(0)
     assert not tasks[-1].done()
     for task in tasks:
@@ -84,11 +84,11 @@ async def test_only_the_caller_with_too_many_waiting_requests_gets_an_error() ->
 async def test_a_request_that_waits_too_long_fails_and_takes_no_slot() -> None:
     taken = turns(wait_seconds=0.02)
     many = Many(taken)
-    first = asyncio.create_task(many.ask("a"))
+    first = asyncio.create_task(many.call("a"))
     await asyncio.sleep(0)
 
     with pytest.raises(BusyError, match=r"no turn within 0\.02 s"):
-        await many.ask("b")
+        await many.call("b")
     first.cancel()
     await asyncio.wait([first])
     await many.ask_shortly("b")

@@ -42,7 +42,9 @@ class Connection:
         self._request_tracker = request_tracker
         self._watched: Any = request_tracker.watch(self)  # type: ignore[arg-type] # stands in for one
 
-    def ask(self, path: str, handle: Callable[[], Awaitable[object]]) -> asyncio.Task[web.Response]:
+    def call(
+        self, path: str, handle: Callable[[], Awaitable[object]]
+    ) -> asyncio.Task[web.Response]:
         """Start to handle a request."""
 
         async def answer(_: web.Request) -> web.Response:
@@ -72,12 +74,12 @@ async def at_once() -> None:
 
 
 async def answered(connection: Connection, path: str = "/filter") -> web.Response:
-    return await connection.ask(path, at_once)
+    return await connection.call(path, at_once)
 
 
 async def begun(connection: Connection, path: str, over: asyncio.Event) -> asyncio.Task[Any]:
     """Send a request that is answered after `over`; return once it is being handled."""
-    task = connection.ask(path, over.wait)
+    task = connection.call(path, over.wait)
     await asyncio.sleep(0)
     return task
 
@@ -103,7 +105,7 @@ async def test_work_waits_for_a_request_but_not_for_long() -> None:
 async def test_work_continues_when_the_request_is_answered() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
     soon = MAX_YIELD_SECONDS / 4
-    task = Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(soon))
+    task = Connection(request_tracker).call("/filter", lambda: asyncio.sleep(soon))
     await asyncio.sleep(0)
 
     assert await seconds_of(request_tracker.yield_control()) == pytest.approx(soon)
@@ -126,7 +128,7 @@ async def test_work_waits_for_the_answer_to_an_expected_request() -> None:
     await asyncio.sleep(EXPECTED_SECONDS / 2)
 
     longer = 2 * EXPECTED_SECONDS
-    task = Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(longer))
+    task = Connection(request_tracker).call("/filter", lambda: asyncio.sleep(longer))
 
     assert await work == pytest.approx(EXPECTED_SECONDS / 2 + longer)
     await task
@@ -152,7 +154,7 @@ async def test_deferrable_work_waits_for_the_end_of_a_burst() -> None:
 
     async def burst() -> None:
         for _ in range(4):  # the last answer comes after seven half seconds
-            await Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(half))
+            await Connection(request_tracker).call("/filter", lambda: asyncio.sleep(half))
             await asyncio.sleep(half)
 
     asking = asyncio.create_task(burst())
@@ -265,7 +267,7 @@ async def test_work_waits_from_the_first_bytes_of_a_request_to_its_answer() -> N
     connection.receive(FIRST_BYTES)
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
     await asyncio.sleep(part)
-    await connection.ask("/filter", lambda: asyncio.sleep(part))
+    await connection.call("/filter", lambda: asyncio.sleep(part))
 
     assert connection.received == FIRST_BYTES
     assert await work == pytest.approx(2 * part)

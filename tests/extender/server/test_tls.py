@@ -78,7 +78,7 @@ async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]
         await server_ports.close()
 
 
-async def ask(url: str, context: ssl.SSLContext, path: str = "/filter") -> int:
+async def call(url: str, context: ssl.SSLContext, path: str = "/filter") -> int:
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
         session.post(f"{url}{path}", data=b"{}") as response,
@@ -89,7 +89,7 @@ async def ask(url: str, context: ssl.SSLContext, path: str = "/filter") -> int:
 async def test_a_client_with_kube_schedulers_certificate_is_answered(folder: Path) -> None:
     async with serving(folder) as url:
         assert url.startswith("https://")
-        assert await ask(url, client_context(folder, shows=folder)) == 200
+        assert await call(url, client_context(folder, shows=folder)) == 200
 
 
 @pytest.mark.parametrize(("is_plain", "scheme"), [(False, "https"), (True, "http")])
@@ -133,7 +133,7 @@ async def test_a_client_without_a_valid_certificate_is_refused(
 
     async with serving(folder) as url:
         with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
-            await ask(url, client_context(folder, shows=shows))
+            await call(url, client_context(folder, shows=shows))
 
 
 async def test_certificate_with_another_name_is_refused_and_logged_once(
@@ -141,7 +141,7 @@ async def test_certificate_with_another_name_is_refused_and_logged_once(
 ) -> None:
     context = client_context(folder, shows=folder, side="extender")
     async with serving(folder) as url:
-        assert [await ask(url, context) for _ in range(2)] == [403, 403]
+        assert [await call(url, context) for _ in range(2)] == [403, 403]
 
     (line,) = [record for record in caplog.records if "refused a client" in record.message]
     assert vars(line)["names"] == ["idlegpu-extender", *sorted(WANTED.names)]
@@ -153,8 +153,8 @@ async def test_replicas_may_only_send_messages_and_kube_scheduler_only_requests(
     replica = client_context(folder, shows=folder, side="extender")
     scheduler = client_context(folder, shows=folder)
     async with serving(folder) as url:
-        assert await ask(url, replica, "/v1/peers/asked") == 200
-        assert await ask(url, scheduler, "/v1/peers/asked") == 403
+        assert await call(url, replica, "/v1/peers/asked") == 200
+        assert await call(url, scheduler, "/v1/peers/asked") == 403
 
 
 async def test_plain_http_gets_no_answer_from_the_port(folder: Path) -> None:
@@ -168,7 +168,7 @@ async def test_the_client_rejects_another_server(folder: Path, tmp_path: Path) -
     context = client_context(tmp_path / "another", shows=folder)
     async with serving(folder) as url:
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
-            await ask(url, context)
+            await call(url, context)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -176,13 +176,13 @@ async def test_the_client_rejects_another_server(folder: Path, tmp_path: Path) -
 def test_no_call_fails_while_certificates_are_replaced_under_load(
     port: str, run: Callable[..., None], folder: Path, tmp_path: Path
 ) -> None:
-    run(replace_under_load(folder, tmp_path / "asker", port))
+    run(replace_under_load(folder, tmp_path / "requester", port))
 
 
-async def replace_under_load(folder: Path, asker: Path, port: str) -> None:
+async def replace_under_load(folder: Path, requester: Path, port: str) -> None:
     files = issue(folder)
-    issue(asker, files=files)
-    context = client_context(asker, shows=asker)
+    issue(requester, files=files)
+    context = client_context(requester, shows=requester)
     answered: list[int] = []
     is_over = asyncio.Event()
 
@@ -242,7 +242,7 @@ async def test_a_dropped_ca_admits_no_new_client(folder: Path, tmp_path: Path) -
     async def is_let_in(shows: Path, trusts: Path) -> bool:
         context = client_context(trusts, shows=shows)
         try:
-            return await ask(url, context) == 200
+            return await call(url, context) == 200
         except (aiohttp.ClientError, ssl.SSLError):
             return False
 
@@ -332,7 +332,7 @@ async def test_bad_files_change_nothing(folder: Path, caplog: pytest.LogCaptureF
 
         await wait_for(is_logged, "the bad key is logged")
 
-        assert await ask(url, client_context(folder, shows=folder)) == 200
+        assert await call(url, client_context(folder, shows=folder)) == 200
         assert await served_certificate(url, folder) == before
 
 

@@ -35,11 +35,11 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
         def are_answered(count: int) -> bool:
             return answers >= count
 
-        async def ask(asker: int) -> None:
+        async def call(requester: int) -> None:
             nonlocal answers
             while True:
                 answers += 1
-                pod = pod_object(f"asker-{asker}-{answers}")
+                pod = pod_object(f"requester-{requester}-{answers}")
                 passed = await part.filter(pod, *names)
                 assert not passed["Error"]
                 assert set(passed["NodeNames"] or ()) <= set(names)
@@ -55,7 +55,7 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
                 await asyncio.sleep(0.01)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(asker), name="asker") for asker in range(3)]
+            tasks = [group.create_task(call(requester), name="requester") for requester in range(3)]
             tasks.append(group.create_task(watch(), name="watcher"))
             changes: list[dict[str, Any]] = [
                 {"thresholds": {"utilization": 60}, "strategy": "pack"},

@@ -37,7 +37,7 @@ def settings(url: str, **values: object) -> Prometheus:
     return Prometheus.model_validate({"url": url, "timeout_seconds": PATIENCE, **values})
 
 
-async def ask(settings: Prometheus, limit_seconds: float = PATIENCE) -> Sequence[Row]:
+async def fetch(settings: Prometheus, limit_seconds: float = PATIENCE) -> Sequence[Row]:
     client = PrometheusClient(settings)
     query = "max by (UUID) (DCGM_FI_DEV_GPU_UTIL{})"
     try:
@@ -52,7 +52,7 @@ async def ask(settings: Prometheus, limit_seconds: float = PATIENCE) -> Sequence
 
 async def error_of(settings: Prometheus, limit_seconds: float = PATIENCE) -> str:
     with pytest.raises(PrometheusError) as raised:
-        await ask(settings, limit_seconds)
+        await fetch(settings, limit_seconds)
     return str(raised.value)
 
 
@@ -64,7 +64,7 @@ def answers(body: str, *, status: int = 200, kind: str = "application/json") -> 
 
 
 async def test_good_answer_is_returned(prometheus: FakePrometheus) -> None:
-    rows = await ask(settings(prometheus.url))
+    rows = await fetch(settings(prometheus.url))
 
     assert len(rows) == 1
     assert rows[0]["metric"] == {"UUID": "GPU-1"}

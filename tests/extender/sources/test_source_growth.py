@@ -42,7 +42,7 @@ async def scraped(tmp_path: Path) -> AsyncIterator[tuple[Pages, aiohttp.ClientSe
         pages.close()
 
 
-async def ask(session: aiohttp.ClientSession, name: str) -> list[Any]:
+async def fetch(session: aiohttp.ClientSession, name: str) -> list[Any]:
     metric = next(one for one in DEFAULT_METRICS if one.name == name)
     return await answer_to(session, metric_query(metric, ""))
 
@@ -62,7 +62,7 @@ async def test_only_growing_counters_are_returned(
     async with asyncio.timeout(60):
         for count in range(10_000):
             pages.text["dcgm"] = PAGE.format(count=count)
-            rows = await ask(session, "DCGM_FI_DEV_PCIE_REPLAY_COUNTER")
+            rows = await fetch(session, "DCGM_FI_DEV_PCIE_REPLAY_COUNTER")
             if rows:
                 break
             await asyncio.sleep(0.1)
@@ -99,7 +99,7 @@ async def test_the_most_severe_of_several_xids_is_returned(
     rows: list[Any] = []
     async with asyncio.timeout(60):
         while not rows:
-            rows = await ask(session, "DCGM_EXP_XID_ERRORS_COUNT")
+            rows = await fetch(session, "DCGM_EXP_XID_ERRORS_COUNT")
             await asyncio.sleep(0.1)
 
     assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 79.0}

@@ -102,7 +102,7 @@ class Scraped:
     pages: Pages
     url: str
 
-    async def ask(self, job: str, **values: object) -> CollectorState:
+    async def fetch(self, job: str, **values: object) -> CollectorState:
         """Query until the job's series are there."""
         state = CollectorState(self.url, **{"selector": f'job=~"{job}"', **values})
 
@@ -139,7 +139,7 @@ async def client(scraped: Scraped) -> AsyncIterator[PrometheusClient]:
 
 @pytest.mark.parametrize("setup", SETUPS)
 async def test_each_way_to_scrape_gives_the_same_state(scraped: Scraped, setup: str) -> None:
-    state = await scraped.ask(setup)
+    state = await scraped.fetch(setup)
 
     assert state.found.failed == {}
     assert [row.node for row in state.rows] == ["gpu-h100-01"] * 8
@@ -165,7 +165,7 @@ async def test_setups_agree_in_every_value(scraped: Scraped) -> None:
         }
 
     async def all_values() -> list[dict[tuple[Signal, DeviceKey], float]] | None:
-        found = [values(await scraped.ask(setup)) for setup in SETUPS]
+        found = [values(await scraped.fetch(setup)) for setup in SETUPS]
         # A late scrape hides series until the next, some of them within a round.
         return found if min(map(len, found)) >= 8 * 14 else None
 
@@ -175,14 +175,14 @@ async def test_setups_agree_in_every_value(scraped: Scraped) -> None:
 
 
 async def test_replicas_of_prometheus_collapse(scraped: Scraped) -> None:
-    state = await scraped.ask("replica-.*")
+    state = await scraped.fetch("replica-.*")
 
     assert len(state.rows) == 8
     assert state.value(Signal.POWER, H100) < 1000
 
 
 async def test_age_counts_from_the_scrape_minus_the_collection_interval(scraped: Scraped) -> None:
-    state = await scraped.ask("plain")
+    state = await scraped.fetch("plain")
 
     age_seconds = time.time() - state.found.measured_at
     assert (age_seconds >= 30).all()
@@ -190,7 +190,7 @@ async def test_age_counts_from_the_scrape_minus_the_collection_interval(scraped:
 
 
 async def test_partitioned_and_whole_cards_may_be_mixed(scraped: Scraped) -> None:
-    state = await scraped.ask("mig")
+    state = await scraped.fetch("mig")
 
     card = "GPU-5f0d9a3e-11c2-46b7-8a0e-2b8e6d1c7f01"
     assert sorted(row.gpu_instance_id for row in state.rows) == ["", "1", "10", "5", "9"]
@@ -200,7 +200,7 @@ async def test_partitioned_and_whole_cards_may_be_mixed(scraped: Scraped) -> Non
 
 
 async def test_time_sliced_card_has_its_own_value_and_all_its_pods(scraped: Scraped) -> None:
-    state = await scraped.ask("time-sliced")
+    state = await scraped.fetch("time-sliced")
 
     assert [row.node for row in state.rows] == ["ip-10-0-31-7.ec2.internal"]
     assert state.value(Signal.GPU_UTILIZATION, T4) == pytest.approx(0.71)
@@ -212,7 +212,7 @@ async def test_time_sliced_card_has_its_own_value_and_all_its_pods(scraped: Scra
 async def test_memory_by_pod_on_a_time_sliced_card_is_returned(
     scraped: Scraped, setup: str
 ) -> None:
-    state = await scraped.ask(setup)
+    state = await scraped.fetch(setup)
 
     assert {(key[0], pod): held >> 20 for key, pod, held in state.found.shares} == {
         (T4, "dev/whisper-5d8b7c9d4-lq8zn"): 6912,
@@ -224,7 +224,7 @@ async def test_memory_by_pod_on_a_time_sliced_card_is_returned(
 async def test_series_with_the_whole_value_give_no_memory_by_pod(
     scraped: Scraped,
 ) -> None:
-    state = await scraped.ask("unsplit")
+    state = await scraped.fetch("unsplit")
 
     assert state.value(Signal.MEMORY_USED, T4) == 10812 << 20
     assert not state.found.shares
@@ -235,7 +235,7 @@ async def test_series_with_the_whole_value_give_no_memory_by_pod(
 async def test_names_and_units_of_today_and_of_the_user(scraped: Scraped) -> None:
     row = {"signal": "power_watts", "unit": "milliwatts"}
 
-    state = await scraped.ask("new-names", metrics={"my_power": row})
+    state = await scraped.fetch("new-names", metrics={"my_power": row})
 
     assert state.value(Signal.GPU_UTILIZATION, "GPU-new") == pytest.approx(0.7)
     assert state.value(Signal.MEMORY_USED, "GPU-new") == 2 << 30
@@ -244,14 +244,14 @@ async def test_names_and_units_of_today_and_of_the_user(scraped: Scraped) -> Non
 
 
 async def test_both_generations_answer_one_query(scraped: Scraped) -> None:
-    state = await scraped.ask("plain|new-names")
+    state = await scraped.fetch("plain|new-names")
 
     assert not np.isnan(state.found.columns[Signal.GPU_UTILIZATION]).any()
     assert not np.isnan(state.found.columns[Signal.MEMORY_USED]).any()
 
 
 async def test_blanks_are_missing_and_never_zero(scraped: Scraped) -> None:
-    state = await scraped.ask("blanks")
+    state = await scraped.fetch("blanks")
 
     present = {
         signal for signal, column in state.found.columns.items() if not np.isnan(column).all()
@@ -263,14 +263,14 @@ async def test_blanks_are_missing_and_never_zero(scraped: Scraped) -> None:
     "job", ["Hostname", "hostname", "exported_hostname", "pod-name", "localhost", "node"]
 )
 async def test_node_is_found_by(scraped: Scraped, job: str) -> None:
-    state = await scraped.ask(f"^{job}$")
+    state = await scraped.fetch(f"^{job}$")
 
     assert [row.node for row in state.rows] == ["gpu-1"]
     assert state.found.unmatched_series == 0
 
 
 async def test_a_removed_node_is_unmatched(scraped: Scraped) -> None:
-    state = await scraped.ask("ghost")
+    state = await scraped.fetch("ghost")
 
     assert state.rows == []
     assert state.found.unmatched_series == 1
@@ -280,7 +280,7 @@ async def test_a_removed_node_is_unmatched(scraped: Scraped) -> None:
 async def test_an_empty_scrape_removes_the_devices_until_the_next(
     scraped: Scraped,
 ) -> None:
-    state = await scraped.ask("gap")
+    state = await scraped.fetch("gap")
 
     async def has(count: int) -> bool:
         await state.round(time.time())
@@ -294,7 +294,7 @@ async def test_an_empty_scrape_removes_the_devices_until_the_next(
 
 
 async def test_past_is_read_by_a_range_query(scraped: Scraped, client: PrometheusClient) -> None:
-    await scraped.ask("plain")
+    await scraped.fetch("plain")
     settings = Prometheus(url=scraped.url, selector='job="plain"')
 
     past = await asyncio.to_thread(
@@ -316,7 +316,7 @@ async def test_an_invalid_selector_is_a_clear_error(scraped: Scraped) -> None:
 
 
 async def test_a_killed_prometheus_is_an_error_until_it_returns(scraped: Scraped) -> None:
-    state = await scraped.ask("plain")
+    state = await scraped.fetch("plain")
     scraped.process.kill()
 
     with pytest.raises(PrometheusError, match="is Prometheus running"):
@@ -337,7 +337,7 @@ async def test_a_killed_prometheus_is_an_error_until_it_returns(scraped: Scraped
 async def test_only_rows_of_faults_are_parsed_in_unchanged_answers(
     scraped: Scraped, parsing: list[int]
 ) -> None:
-    state = await scraped.ask("service-monitor")
+    state = await scraped.fetch("service-monitor")
     parsing.clear()
 
     await state.round(time.time())

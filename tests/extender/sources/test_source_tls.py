@@ -67,7 +67,7 @@ async def secure(tmp_path: Path, *, is_mutual: bool) -> AsyncIterator[Secure]:
     await server.close()
 
 
-async def ask(url: str, **values: object) -> int:
+async def fetch(url: str, **values: object) -> int:
     """Query once; return the number of rows."""
     client = PrometheusClient(Prometheus.model_validate({"url": url, **values}))
     try:
@@ -83,21 +83,21 @@ async def ask(url: str, **values: object) -> int:
 async def test_a_server_with_a_trusted_certificate_is_queried(secure: Secure) -> None:
     files = {"ca_file": secure.ca_file, "cert_file": secure.client_file}
 
-    assert await ask(secure.url, **files, key_file=secure.client_file) == 1
+    assert await fetch(secure.url, **files, key_file=secure.client_file) == 1
 
 
 async def test_a_server_with_an_untrusted_certificate_is_not_queried(secure: Secure) -> None:
     with pytest.raises(PrometheusError, match="certificate verify failed"):
-        await ask(secure.url, cert_file=secure.client_file, key_file=secure.client_file)
+        await fetch(secure.url, cert_file=secure.client_file, key_file=secure.client_file)
 
 
 async def test_verification_can_be_disabled(secure: Secure) -> None:
     files = {"cert_file": secure.client_file, "key_file": secure.client_file}
 
-    assert await ask(secure.url, **files, insecure_skip_verify=True) == 1
+    assert await fetch(secure.url, **files, insecure_skip_verify=True) == 1
 
 
 @pytest.mark.parametrize("is_mutual", [True], ids=["known-clients-only"], indirect=True)
 async def test_a_client_without_a_certificate_gets_a_clear_error(secure: Secure) -> None:
     with pytest.raises(PrometheusError, match="cannot query Prometheus at https://"):
-        await ask(secure.url, ca_file=secure.ca_file)
+        await fetch(secure.url, ca_file=secure.ca_file)

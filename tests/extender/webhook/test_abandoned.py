@@ -13,7 +13,7 @@ from extender.placement.request_log import MAX_PATHS, SHOWN_PATH, BypassVerdict
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.handlers import ABOUT, Webhooks
 from testkit.fake_kube import eventually
-from testkit.webhook_requests import Client, MakeClient, ask, names_request, pod
+from testkit.webhook_requests import Client, MakeClient, call, names_request, pod
 from testkit.world import World
 
 
@@ -71,7 +71,7 @@ async def test_an_answer_to_a_client_that_gave_up_is_lost(
 
     await eventually(lambda: len(world.request_log))
 
-    assert world.request_log.verdict("uid-asker") is BypassVerdict.ANSWER_LOST
+    assert world.request_log.verdict("uid-requester") is BypassVerdict.ANSWER_LOST
     assert world.count("idlegpu_requests_total", verb="filter", outcome="unread") == 1
     assert world.request_log.incidents[0] == 1
 
@@ -84,7 +84,7 @@ async def test_an_answer_to_a_waiting_client_is_not_lost(
 
     await eventually(lambda: len(world.request_log))
 
-    assert world.request_log.verdict("uid-asker") is BypassVerdict.NOT_SCORED
+    assert world.request_log.verdict("uid-requester") is BypassVerdict.NOT_SCORED
     assert world.request_log.incidents == (0, 0, 0.0)
     client.close()
 
@@ -105,7 +105,7 @@ async def test_an_incomplete_request_counts_as_lost(
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize"])
 @pytest.mark.parametrize(
-    ("asker", "is_ready"),
+    ("requester", "is_ready"),
     [
         pytest.param(pod(), True, id="answered"),
         pytest.param(pod(), False, id="not-ready"),
@@ -114,14 +114,14 @@ async def test_an_incomplete_request_counts_as_lost(
     ],
 )
 async def test_every_answered_request_is_logged(
-    world: World, client: Client, verb: str, asker: object, is_ready: bool
+    world: World, client: Client, verb: str, requester: object, is_ready: bool
 ) -> None:
     world.is_ready = is_ready
 
-    await ask(client, verb, names_request("idle-a", asker=asker))
+    await call(client, verb, names_request("idle-a", requester=requester))
 
     await eventually(lambda: len(world.request_log))
-    assert world.request_log.verdict("uid-asker") is BypassVerdict.CALLED
+    assert world.request_log.verdict("uid-requester") is BypassVerdict.CALLED
 
 
 async def test_a_shortlist_of_one_node_leaves_nothing_to_score(
@@ -130,10 +130,10 @@ async def test_a_shortlist_of_one_node_leaves_nothing_to_score(
     world.shortlist = 1
     client = await aiohttp_client(world.build_app())
 
-    await ask(client, "filter", names_request("idle-a", "idle-b"))
+    await call(client, "filter", names_request("idle-a", "idle-b"))
 
     await eventually(lambda: len(world.request_log))
-    assert world.request_log.verdict("uid-asker") is BypassVerdict.CALLED
+    assert world.request_log.verdict("uid-requester") is BypassVerdict.CALLED
 
 
 async def test_an_unreadable_request_is_logged_as_unreadable(world: World, client: Client) -> None:
@@ -151,7 +151,7 @@ async def test_a_request_with_an_internal_fault_is_logged(world: World) -> None:
 
     _, response = await replace(world.webhooks(), is_ready=fail).filter(REQUEST)
 
-    assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-asker"
+    assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-requester"
 
 
 async def test_a_wrong_path_is_logged_and_not_found(

@@ -8,7 +8,7 @@ import pytest
 
 from extender.webhook.handlers import BETWEEN_VERBS_SECONDS
 from testkit.cards import BUSY, IDLE
-from testkit.webhook_requests import Client, ask, pod, scores_of
+from testkit.webhook_requests import Client, call, pod, scores_of
 from testkit.world import World
 
 NODES = ["idle-b", "busy", "idle-a"]
@@ -16,10 +16,10 @@ NODES = ["idle-b", "busy", "idle-a"]
 
 async def place(client: Client, between: Callable[[], None]) -> str:
     """Send filter and prioritize; return the best node."""
-    answer = await ask(client, "filter", {"Pod": pod(), "NodeNames": NODES})
+    answer = await call(client, "filter", {"Pod": pod(), "NodeNames": NODES})
     between()
     request = {"Pod": pod(), "NodeNames": answer["NodeNames"]}
-    scores = scores_of(await ask(client, "prioritize", request))
+    scores = scores_of(await call(client, "prioritize", request))
     return max(scores, key=scores.__getitem__)
 
 
@@ -42,7 +42,7 @@ async def test_the_time_between_the_verbs_of_one_pod_is_measured(
     client: Client, world: World
 ) -> None:
     await place(client, lambda: None)
-    await ask(client, "prioritize", {"Pod": pod("other"), "NodeNames": NODES})
+    await call(client, "prioritize", {"Pod": pod("other"), "NodeNames": NODES})
 
     assert world.count("idlegpu_between_verbs_seconds_count") == 1
     assert world.expected == 1

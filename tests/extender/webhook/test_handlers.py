@@ -5,7 +5,7 @@ import pytest
 from testkit.webhook_requests import (
     Client,
     MakeClient,
-    ask,
+    call,
     meta,
     names_request,
     objects_request,
@@ -18,7 +18,7 @@ from testkit.world import World
 
 
 async def test_filter_keeps_the_order_of_the_request(client: Client) -> None:
-    answer = await ask(client, "filter", names_request("busy", "idle-b", "dead", "idle-a"))
+    answer = await call(client, "filter", names_request("busy", "idle-b", "dead", "idle-a"))
 
     assert answer["NodeNames"] == ["busy", "idle-b", "idle-a"]
     assert answer["Nodes"] is None
@@ -26,7 +26,7 @@ async def test_filter_keeps_the_order_of_the_request(client: Client) -> None:
 
 
 async def test_filter_gives_a_reason_for_each_refused_node(client: Client) -> None:
-    answer = await ask(client, "filter", names_request("dead", "foreign", "idle-a"))
+    answer = await call(client, "filter", names_request("dead", "foreign", "idle-a"))
 
     assert answer["NodeNames"] == ["idle-a"]
     assert answer["FailedNodes"] == {}
@@ -43,28 +43,28 @@ async def test_filter_answers_whole_nodes_with_whole_nodes(client: Client) -> No
     ]
     body = {"Pod": pod(), "Nodes": {"items": nodes}, "NodeNames": None}
 
-    answer = await ask(client, "filter", body)
+    answer = await call(client, "filter", body)
 
     assert answer["Nodes"] == {"items": nodes[1:]}
     assert answer["NodeNames"] is None
 
 
 async def test_filter_answers_with_an_empty_list_if_no_node_passes(client: Client) -> None:
-    by_name = await ask(client, "filter", names_request("dead"))
-    whole = await ask(client, "filter", objects_request("dead"))
+    by_name = await call(client, "filter", names_request("dead"))
+    whole = await call(client, "filter", objects_request("dead"))
 
     assert by_name["NodeNames"] == []
     assert whole["Nodes"] == {"items": []}
 
 
 async def test_filter_passes_an_unknown_node(client: Client) -> None:
-    answer = await ask(client, "filter", names_request("new", "dead", ""))
+    answer = await call(client, "filter", names_request("new", "dead", ""))
 
     assert answer["NodeNames"] == ["new", ""]
 
 
 @pytest.mark.parametrize(
-    "asker",
+    "requester",
     [
         pytest.param(None, id="null"),
         pytest.param({}, id="empty"),
@@ -73,12 +73,12 @@ async def test_filter_passes_an_unknown_node(client: Client) -> None:
     ],
 )
 async def test_filter_passes_all_nodes_for_a_pod_without_gpus(
-    client: Client, asker: object
+    client: Client, requester: object
 ) -> None:
-    request = names_request("dead", "idle-a") | {"Pod": asker}
+    request = names_request("dead", "idle-a") | {"Pod": requester}
 
-    assert (await ask(client, "filter", request))["NodeNames"] == ["dead", "idle-a"]
-    assert scores_of(await ask(client, "prioritize", request)) == {"dead": 0, "idle-a": 0}
+    assert (await call(client, "filter", request))["NodeNames"] == ["dead", "idle-a"]
+    assert scores_of(await call(client, "prioritize", request)) == {"dead": 0, "idle-a": 0}
 
 
 async def test_everything_passes_until_the_inventory_is_complete(
@@ -86,7 +86,7 @@ async def test_everything_passes_until_the_inventory_is_complete(
 ) -> None:
     world.is_ready = False
 
-    answer = await ask(client, "filter", names_request("dead", "idle-a"))
+    answer = await call(client, "filter", names_request("dead", "idle-a"))
 
     assert answer["NodeNames"] == ["dead", "idle-a"]
     assert world.count("idlegpu_requests_total", verb="filter", outcome="not-ready") == 1
@@ -96,10 +96,10 @@ async def test_a_pod_that_requires_idle_nodes_waits_for_the_inventory(
     world: World, client: Client
 ) -> None:
     world.is_ready = False
-    asker = pod(require_idle="true")
+    requester = pod(require_idle="true")
 
-    answer = await ask(client, "filter", names_request("not-listed-yet", asker=asker))
-    preemption = await ask(client, "preempt", {"Pod": asker, **meta("not-listed-yet")})
+    answer = await call(client, "filter", names_request("not-listed-yet", requester=requester))
+    preemption = await call(client, "preempt", {"Pod": requester, **meta("not-listed-yet")})
 
     assert answer["NodeNames"] == []
     assert list(answer["FailedAndUnresolvableNodes"]) == ["not-listed-yet"]
@@ -145,9 +145,9 @@ async def test_equal_malformed_requests_are_logged_once(
 async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
     world: World, client: Client
 ) -> None:
-    request = names_request("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
+    request = names_request("idle-a", requester=pod(gpu_memory="lots", max_utilisation="20"))
 
-    answer = await ask(client, "filter", request)
+    answer = await call(client, "filter", request)
 
     assert answer["NodeNames"] == ["idle-a"]
     assert [problem.annotation for problem in world.problems] == [
@@ -165,7 +165,7 @@ async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
 async def test_prioritize_ranks_idle_before_busy_and_one_node_highest(client: Client) -> None:
     request = names_request("busy", "idle-b", "idle-a", "dead", "unknown")
 
-    scores = scores_of(await ask(client, "prioritize", request))
+    scores = scores_of(await call(client, "prioritize", request))
 
     assert list(scores) == ["busy", "idle-b", "idle-a", "dead", "unknown"]
     assert scores["idle-a"] == 400
@@ -181,18 +181,18 @@ async def test_the_highest_score_is_a_setting(
     world.max_score = max_score
     client = await aiohttp_client(world.build_app())
 
-    scores = scores_of(await ask(client, "prioritize", objects_request("busy", "idle-a")))
+    scores = scores_of(await call(client, "prioritize", objects_request("busy", "idle-a")))
 
     assert scores["idle-a"] == max_score
     assert 0 <= scores["busy"] < max_score
 
 
 async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) -> None:
-    first = names_request("idle-a", "idle-b", asker=pod("first", strategy="spread"))
-    second = names_request("idle-a", "idle-b", asker=pod("second", strategy="spread"))
+    first = names_request("idle-a", "idle-b", requester=pod("first", strategy="spread"))
+    second = names_request("idle-a", "idle-b", requester=pod("second", strategy="spread"))
 
-    before = scores_of(await ask(client, "prioritize", first))
-    after = scores_of(await ask(client, "prioritize", second))
+    before = scores_of(await call(client, "prioritize", first))
+    after = scores_of(await call(client, "prioritize", second))
 
     assert (before["idle-a"], after["idle-b"]) == (400, 400)
 
@@ -205,7 +205,7 @@ async def test_preempt_keeps_acceptable_candidates_and_returns_victims_unchanged
 ) -> None:
     request = {"Pod": pod(), **meta("busy", "dead", "idle-a", "unknown")}
 
-    answer = await ask(client, "preempt", request)
+    answer = await call(client, "preempt", request)
 
     expected = {"Pods": [{"UID": "uid-holder-0"}], "NumPDBViolations": 1}
     assert answer == {
@@ -216,7 +216,7 @@ async def test_preempt_keeps_acceptable_candidates_and_returns_victims_unchanged
 async def test_preempt_answers_whole_pods_with_uids(client: Client) -> None:
     victims = {"Pods": [{"metadata": {"uid": "uid-holder-1", "name": "x"}}], "NumPDBViolations": 0}
 
-    answer = await ask(
+    answer = await call(
         client, "preempt", {"Pod": pod(), "NodeNameToVictims": {"busy": victims, "dead": victims}}
     )
 
@@ -231,36 +231,36 @@ async def test_preempt_answers_whole_pods_with_uids(client: Client) -> None:
 async def test_an_unknown_victim_does_not_drop_a_candidate(
     client: Client, uids: tuple[str, ...]
 ) -> None:
-    answer = await ask(client, "preempt", {"Pod": pod(), **meta("busy", uids=uids)})
+    answer = await call(client, "preempt", {"Pod": pod(), **meta("busy", uids=uids)})
 
     assert list(answer["NodeNameToMetaVictims"]) == ["busy"]
 
 
 @pytest.mark.parametrize(
-    "asker",
+    "requester",
     [pod(), pod(gpus=None), pod(enabled="false"), None],
     ids=["gpu", "no-gpu", "disabled", "null"],
 )
 async def test_preempt_never_returns_a_candidate_without_victims(
-    client: Client, asker: object
+    client: Client, requester: object
 ) -> None:
     with_victims = meta("busy")["NodeNameToMetaVictims"]
     assert isinstance(with_victims, dict)
     request = {
-        "Pod": asker,
+        "Pod": requester,
         "NodeNameToMetaVictims": {"idle-a": {"Pods": []}, "idle-b": None, **with_victims},
     }
 
-    answer = await ask(client, "preempt", request)
+    answer = await call(client, "preempt", request)
 
     assert list(answer["NodeNameToMetaVictims"]) == ["busy"]
 
 
-@pytest.mark.parametrize("asker", [pod(gpus=None), pod(enabled="false"), None])
+@pytest.mark.parametrize("requester", [pod(gpus=None), pod(enabled="false"), None])
 async def test_preempt_keeps_all_candidates_for_a_pod_without_gpus(
-    client: Client, asker: object
+    client: Client, requester: object
 ) -> None:
-    answer = await ask(client, "preempt", {"Pod": asker, **meta("dead", "busy")})
+    answer = await call(client, "preempt", {"Pod": requester, **meta("dead", "busy")})
 
     assert list(answer["NodeNameToMetaVictims"]) == ["dead", "busy"]
 
@@ -268,16 +268,16 @@ async def test_preempt_keeps_all_candidates_for_a_pod_without_gpus(
 async def test_no_pod_is_evicted_for_a_pod_that_waits_for_load_alone(client: Client) -> None:
     request = {"Pod": pod(require_idle="true"), **meta("busy", "never-seen")}
 
-    assert await ask(client, "preempt", request) == {"NodeNameToMetaVictims": {}}
+    assert await call(client, "preempt", request) == {"NodeNameToMetaVictims": {}}
 
 
 async def test_requests_are_counted_and_timed_by_verb_and_outcome(
     world: World, client: Client
 ) -> None:
-    await ask(client, "filter", names_request("idle-a", "idle-b", "dead"))
-    await ask(client, "prioritize", names_request("idle-a", "idle-b"))
-    await ask(client, "filter", names_request("idle-a", asker=pod(gpus=None)))
-    await ask(client, "preempt", {"Pod": pod(), **meta("busy")})
+    await call(client, "filter", names_request("idle-a", "idle-b", "dead"))
+    await call(client, "prioritize", names_request("idle-a", "idle-b"))
+    await call(client, "filter", names_request("idle-a", requester=pod(gpus=None)))
+    await call(client, "preempt", {"Pod": pod(), **meta("busy")})
 
     seconds = "idlegpu_request_duration_seconds_count"
     for verb, outcome in [
@@ -297,10 +297,10 @@ async def test_requests_are_counted_and_timed_by_verb_and_outcome(
 async def test_every_decision_is_one_line(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="extender")
 
-    await ask(client, "prioritize", names_request("idle-b", "idle-a", "dead"))
+    await call(client, "prioritize", names_request("idle-b", "idle-a", "dead"))
 
     (line,) = [record for record in caplog.records if record.message == "decision"]
     said = vars(line)
-    assert said["pod"] == "team/asker"
+    assert said["pod"] == "team/requester"
     assert (said["node"], said["runner_up"]) == ("idle-a", "idle-b")
     assert (said["candidates"], said["feasible"]) == (3, 2)

@@ -19,7 +19,7 @@ from testkit.webhook_requests import (
     VERBS,
     Client,
     MakeClient,
-    ask,
+    call,
     meta,
     names_request,
     objects_request,
@@ -52,8 +52,8 @@ async def broken(world: World, aiohttp_client: MakeClient) -> Client:
 async def test_a_fault_of_our_own_in_filter_passes_every_candidate(
     world: World, broken: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = await ask(broken, "filter", names_request("dead", "idle-a"))
-    whole = await ask(broken, "filter", objects_request("dead", "idle-a"))
+    names = await call(broken, "filter", names_request("dead", "idle-a"))
+    whole = await call(broken, "filter", objects_request("dead", "idle-a"))
 
     assert names["NodeNames"] == ["dead", "idle-a"]
     assert names["FailedNodes"] == names["FailedAndUnresolvableNodes"] == {}
@@ -74,7 +74,7 @@ async def test_a_fault_before_the_candidates_are_known_fails_the_call_with_an_er
 
     monkeypatch.setattr(wire, "decode_request", fail)
 
-    answer = await ask(client, "filter", names_request("idle-a"))
+    answer = await call(client, "filter", names_request("idle-a"))
 
     assert answer["Error"] == "internal error: see the extender's log"
     assert world.count("idlegpu_faults_total", verb="filter") == 1
@@ -101,7 +101,7 @@ async def test_a_failed_explanation_costs_no_answer(
 
     monkeypatch.setattr(world.placer, "detail", fail)
 
-    assert (await ask(client, "filter", names_request("idle-a")))["NodeNames"] == ["idle-a"]
+    assert (await call(client, "filter", names_request("idle-a")))["NodeNames"] == ["idle-a"]
     await eventually(lambda: world.count("idlegpu_faults_total", verb="explain") == 1)
 
 

@@ -37,7 +37,7 @@ async def test_replicas_give_the_same_bytes(aiohttp_client: MakeClient, shortlis
 
     # Unbound pods are part of the data, so replicas also agree during a burst.
     for number in range(12):
-        request = names_request(*candidates, asker=pod(f"burst-{number}"))
+        request = names_request(*candidates, requester=pod(f"burst-{number}"))
         for verb in ("filter", "prioritize"):
             body = json.dumps(request)
             answers = [await (await one.post(f"/{verb}", data=body)).read() for one in replicas]

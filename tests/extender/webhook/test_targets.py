@@ -11,7 +11,7 @@ from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy, parse_targets
 from extender.fleet.known_targets import target_problems
 from testkit.builders import GPU, request
-from testkit.webhook_requests import MakeClient, ask, meta, names_request, pod
+from testkit.webhook_requests import MakeClient, call, meta, names_request, pod
 from testkit.world import BUSY, World
 
 NOT_TARGET = "node(s) were not the pod's target"
@@ -188,15 +188,15 @@ async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeC
     for name in ("a", "b"):
         world.register_node(name)
     client = await aiohttp_client(world.build_app())
-    request = names_request("a", "b", asker=pod(target="b"))
+    request = names_request("a", "b", requester=pod(target="b"))
 
-    answer = await ask(client, "filter", request)
+    answer = await call(client, "filter", request)
 
     assert answer["NodeNames"] == ["b"]
     assert answer["FailedAndUnresolvableNodes"] == {"a": NOT_TARGET}
     assert world.problems == []
 
-    answer = await ask(client, "filter", names_request("a", "b", asker=pod(target="c")))
+    answer = await call(client, "filter", names_request("a", "b", requester=pod(target="c")))
 
     assert answer["NodeNames"] == []
     assert [problem.value for problem in world.problems] == ["c"]
@@ -226,7 +226,7 @@ async def test_no_pod_is_evicted_from_a_node_that_is_not_the_target(
     victims = meta("a", "b", uids=("uid-holder-a", "uid-holder-b"))
     request = {"Pod": pod(target="b;gone"), **victims}
 
-    answer = await ask(client, "preempt", request)
+    answer = await call(client, "preempt", request)
 
     assert list(answer["NodeNameToMetaVictims"]) == ["b"]
 
@@ -236,8 +236,8 @@ async def test_a_target_is_binding_while_the_inventory_is_incomplete(
 ) -> None:
     world = World(is_ready=False)
     client = await aiohttp_client(world.build_app())
-    request = names_request("a", "b", asker=pod(target="b"))
+    request = names_request("a", "b", requester=pod(target="b"))
 
-    answer = await ask(client, "filter", request)
+    answer = await call(client, "filter", request)
 
     assert answer["NodeNames"] == ["b"]

@@ -199,7 +199,7 @@ async def test_late_refusal_requests_no_token_after_sign_in(
 async def test_decision_is_explained_after_sign_in(browser: Browser, tmp_path: Path) -> None:
     world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
-    await decide(world, "asker", "best", "next")
+    await decide(world, "requester", "best", "next")
     async with (
         guarding(world, tmp_path) as (server, _),
         looking(browser, server, "?view=decisions&decision=1") as (page, faults),

@@ -11,7 +11,7 @@ from extender.sources.prometheus.plots import PlottedHour
 from testkit.api_requests import strict
 from testkit.builders import GPU
 from testkit.cards import IDLE, Gpu
-from testkit.cli_serving import ask
+from testkit.cli_serving import call
 from testkit.page.acting import live
 from testkit.page.serving import looking, serving
 from testkit.world import World
@@ -88,7 +88,7 @@ async def test_replicas_in_use_and_pods_just_placed_are_reported(browser: Browse
         await expect(fact(detail, "Tenants")).to_have_text("team/tenant")
         await expect(detail.locator(".facts dt").filter(has_text="Just placed")).to_have_count(0)
 
-        await ask(world, "prioritize", "shared", name="fresh")
+        await call(world, "prioritize", "shared", name="fresh")
 
         await expect(detail.locator(".facts").first).to_contain_text("1 of 4 held, 1 assumed")
 
@@ -176,13 +176,13 @@ async def test_decision_line_shows_the_runner_up_and_the_duration(
     ):
         await live(page)
         for verb in ("filter", "prioritize"):
-            await ask(world, verb, "best", "next", name="asker")
+            await call(world, verb, "best", "next", name="requester")
         newer, older = list(world.history)[:2]
         newer.seconds, older.seconds = 0.0123, 0.0045
-        answer = await page.request.get(f"{server.url}/v1/explain?pod=team/asker")
+        answer = await page.request.get(f"{server.url}/v1/explain?pod=team/requester")
         explained = strict(await answer.text())
         (runner_up,) = [one for one in explained["nodes"] if one["node"] == "next"]
-        row = page.get_by_role("row", name="team/asker")
+        row = page.get_by_role("row", name="team/requester")
 
         await expect(row.locator("td").nth(3)).to_have_text("best")
         await expect(row.locator(".lost span").first).to_have_text("next")

@@ -47,7 +47,7 @@ async def test_late_answer_does_not_replace_the_last_requested_node(
 async def test_why_a_decision_is_not_explained_is_not_reported_of_another(browser: Browser) -> None:
     world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
-    await decide(world, "asker", "best", "next")
+    await decide(world, "requester", "best", "next")
     async with (
         serving(world) as server,
         looking(browser, server, "?view=decisions") as (page, faults),
@@ -57,7 +57,7 @@ async def test_why_a_decision_is_not_explained_is_not_reported_of_another(browse
         older = await hold(page, "**/explain?number=99")
         await choose(page, decision="99")
         await older.given()
-        await page.get_by_role("button", name="Why, for team/asker").click()
+        await page.get_by_role("button", name="Why, for team/requester").click()
         sheet = page.locator(".sheet")
         await expect(sheet).to_contain_text("best was first of 2 nodes")
 

@@ -29,17 +29,17 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
         looking(browser, server, "?view=decisions") as (page, _),
     ):
         await live(page)
-        await decide(why_world, "asker", "idle", "full")
-        row = page.get_by_role("row", name="team/asker")
+        await decide(why_world, "requester", "idle", "full")
+        row = page.get_by_role("row", name="team/requester")
         await expect(row).to_contain_text("idle")
         await expect(row.locator(".lost")).to_contain_text("full")
         await expect(row.locator(".reason")).not_to_be_empty()
         await expect(row.locator(".followed")).to_have_text("not bound yet")
 
-        why_world.history.note_bound("uid-asker", "full")
+        why_world.history.note_bound("uid-requester", "full")
 
         await expect(row.locator(".followed")).to_contain_text("full")
-        await row.get_by_role("button", name="Why, for team/asker").click()
+        await row.get_by_role("button", name="Why, for team/requester").click()
         await expect(page.locator(".sheet")).to_contain_text("idle was first of 2 nodes")
         await expect(row).to_have_attribute("aria-current", "true")
 
@@ -68,13 +68,13 @@ async def test_an_explanation_has_each_signal_with_its_source_and_age(
 ) -> None:
     why_world.now += 10.0
     why_world.report({"idle": [Gpu(age=5.0)] * 3, "full": [IDLE]})
-    await decide(why_world, "asker", "idle", "full")
+    await decide(why_world, "requester", "idle", "full")
     async with (
         serving(why_world) as server,
         looking(browser, server, "?view=decisions") as (page, _),
     ):
         await live(page)
-        await page.get_by_role("button", name="Why, for team/asker").click()
+        await page.get_by_role("button", name="Why, for team/requester").click()
         device = page.locator(".sheet li", has_text="GPU 0: idle").first
         await expect(device.locator(".source")).to_have_text(
             ["utilization (GPU utilization), memory: prometheus, 5 s before"]
@@ -103,14 +103,14 @@ async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: World
         looking(browser, server, "?view=decisions") as (page, _),
     ):
         await live(page)
-        await decide(why_world, "asker", "idle", "full")
-        row = page.get_by_role("row", name="team/asker")
+        await decide(why_world, "requester", "idle", "full")
+        row = page.get_by_role("row", name="team/requester")
         await expect(row.locator(".followed")).to_have_text("shadow not bound yet")
 
-        why_world.history.note_bound("uid-asker", "full")
+        why_world.history.note_bound("uid-requester", "full")
 
         await expect(row.locator(".followed")).to_have_text("shadow went to full")
-        await row.get_by_role("button", name="Why, for team/asker").click()
+        await row.get_by_role("button", name="Why, for team/requester").click()
         await expect(page.locator(".sheet")).to_contain_text(
             "kube-scheduler did not receive the choice"
         )

@@ -121,7 +121,7 @@ async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
 ) -> None:
     async with listening(server) as content:
         await event(content, "fleet")
-        requested = names_request("node-a", "node-b", asker=pod("p"))
+        requested = names_request("node-a", "node-b", requester=pod("p"))
         await world.webhooks().prioritize(json.dumps(requested).encode())
         reported = await event(content, "decisions")
         world.history.note_bound("uid-p", "node-a")
@@ -137,7 +137,7 @@ async def test_of_a_batch_of_many_decisions_only_the_newest_are_reported(
     async with listening(server) as content:
         await event(content, "fleet")
         for number in range(100):
-            requested = names_request("node-a", asker=pod(f"p{number}"))
+            requested = names_request("node-a", requester=pod(f"p{number}"))
             await world.webhooks().prioritize(json.dumps(requested).encode())
         reported: list[Any] = []
         passed_over = 0
@@ -153,7 +153,7 @@ async def test_of_a_batch_of_many_decisions_only_the_newest_are_reported(
 async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
     async with serving(world, viewer=SeesNone()) as server, listening(server) as content:
         await event(content, "fleet")
-        requested = names_request("node-a", asker=pod("secret"))
+        requested = names_request("node-a", requester=pod("secret"))
         await world.webhooks().prioritize(json.dumps(requested).encode())
         reported = await event(content, "decisions")
         async with aiohttp.ClientSession() as session:
