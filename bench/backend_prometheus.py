@@ -328,5 +328,5 @@ async def _text(request: web.Request) -> str:
 
 
 def _refused(text: str) -> web.Response:
-    body = {"status": "error", "errorType": "bad_data", "error": f"no benchmark asks {text!r}"}
+    body = {"status": "error", "errorType": "bad_data", "error": f"no benchmark sends {text!r}"}
     return web.json_response(body, status=400)

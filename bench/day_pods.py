@@ -2,8 +2,8 @@
 
 Pods: all pods with GPUs of 20 days of Alibaba's trace, which arrive in one day in the trace's
 bursts. GPUs, CPU, memory and run time are those of the trace, run times end at 24 h. A pod that
-asks for less than a GPU gets one of 4 replicas of a shared GPU; every other pod gets whole GPUs.
-Pods that ask for more CPU or memory than a node has are left out. Load and memory on the GPU are
+requests less than a GPU gets one of 4 replicas of a shared GPU; every other pod gets whole GPUs.
+Pods that request more CPU or memory than a node has are left out. Load and memory on the GPU are
 drawn as in `bench.sharing_pods`; a training pod with whole GPUs fills as much of each as Acme's
 cards were filled.
 

@@ -47,7 +47,7 @@ class Ledger:
                 "stage": stage,
                 "RSS MiB": memory.rss_mib,
                 "PSS MiB": memory.pss_mib,
-                "of which main": memory.processes[0],
+                "main process": memory.processes[0],
                 "others": " + ".join(f"{one:.0f}" for one in memory.processes[1:]),
                 "peak RSS MiB meanwhile": self._peak.rss_mib,
             }

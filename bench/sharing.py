@@ -71,7 +71,7 @@ class Blind(Placement):
 class ByReplicas(Blind):
     """Policy that chooses by the number of free replicas, as kube-scheduler's scores do.
 
-    Where pods ask for CPU and memory in proportion to their replicas, NodeResourcesFit and
+    If pods request CPU and memory in proportion to their replicas, NodeResourcesFit and
     NodeResourcesBalancedAllocation together order nodes likewise. Ties go at random.
 
     Args:

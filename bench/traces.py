@@ -57,7 +57,7 @@ def openb_pods() -> TracedPods:
 
 
 def openb_requests() -> tuple[Ints, Ints, Ints]:
-    """Return what pods of each shape ask for: millicores, MiB of memory, thousandths of a GPU."""
+    """Return the requests of pods by shape: millicores, MiB of memory, thousandths of a GPU."""
     columns = _columns("openb_requests.csv")
     millicores, memory, share = (
         columns[name].astype(np.intp) for name in ("cpu_milli", "memory_mib", "gpu_milli")

@@ -103,7 +103,7 @@ SCENES: Final = (
     ),
     Scene(
         title="a typo: idlegpu.io/gpu-memory: 20Gb",
-        point="the pod is placed all the same; a warning event informs its owner",
+        point="the pod is still placed; a warning event informs its owner",
         pods=("typo",),
         gpus={GPU: 1},
         annotations={"idlegpu.io/gpu-memory": "20Gb"},

@@ -1,6 +1,6 @@
 """Run a program that is killed when its parent process ends.
 
-`python -I -S leash.py PARENT PROGRAM ARGUMENT...` asks the kernel to kill this process when its
+`python -I -S leash.py PARENT PROGRAM ARGUMENT...` has the kernel kill this process when its
 parent ends for any reason, and then executes PROGRAM. It is a separate program, because a
 `preexec_fn` may deadlock in a process with threads. Without `prctl` (not Linux) it only executes
 PROGRAM.
