@@ -102,7 +102,7 @@ export class Decisions {
 
   showCount() {
     const missed = this.waiting.reduce((sum, event) => sum + event.decisions.length + event.passed_over, 0);
-    show(this.note, this.isPaused ? `${this.before ? "at least " : ""}${plural(missed, "decision")} since` : this.before && this.trouble ? this.trouble : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
+    show(this.note, this.isPaused ? `${this.before ? "at least " : ""}${plural(missed, "decision")} since` : this.before && this.trouble ? this.trouble : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has sent no request.");
   }
 
   /** Insert decisions, given oldest first; other replicas' decisions arrive some seconds later. */
