@@ -64,7 +64,7 @@ def test_a_group_whose_pods_go_to_different_nodes_is_never_too_large() -> None:
     elsewhere = (("idlegpu.io/target", "b"),)
     waiting(made, "p-0", wishes=(("idlegpu.io/target", "a"),))
     waiting(made, "p-1", wishes=elsewhere)
-    wanted = asked(2, targets=parse_targets("a"))
+    wanted = requested(2, targets=parse_targets("a"))
 
     found = need(made, "p-0", wanted)
 

@@ -8,7 +8,7 @@ from extender.core.devices.readings import Signal
 from extender.core.policy import Policy
 from extender.fleet.impossible_requests import request_problems
 from testkit.builders import GIB, request
-from testkit.webhook_requests import MakeClient, ask, names_request, pod
+from testkit.webhook_requests import MakeClient, call, names_request, pod
 from testkit.world import World
 
 MIB = 1 << 20
@@ -17,9 +17,9 @@ OF_80_GB = 81559 * MIB
 
 
 def problems(world: World, memory_bytes: float, policy: Policy | None = None) -> list[str]:
-    asked = request(memory_bytes=int(memory_bytes))
+    requested = request(memory_bytes=int(memory_bytes))
     found = request_problems(
-        asked, world.fleet.snapshot(), world.fleet.store, policy or world.policy
+        requested, world.fleet.snapshot(), world.fleet.store, policy or world.policy
     )
     return [problem.message for problem in found]
 
@@ -69,7 +69,7 @@ async def test_the_pods_owner_is_warned_when_the_pod_is_refused(
     world = world_of(OF_80_GB)
     client = await aiohttp_client(world.build_app())
 
-    answer = await ask(client, "filter", names_request("n-0", asker=pod(gpu_memory="80Gi")))
+    answer = await call(client, "filter", names_request("n-0", requester=pod(gpu_memory="80Gi")))
 
     assert answer["NodeNames"] == []
     assert [problem.annotation for problem in world.problems] == ["idlegpu.io/gpu-memory"]
