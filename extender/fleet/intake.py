@@ -272,9 +272,10 @@ class Intake:
         is_own_mean = self._float["tenants_since"][rows] < readings.measured_at - _MEAN_SPAN_SECONDS
         has_mean = is_new & ~np.isnan(own.mean)
         for windows, busy in fed:
-            values = np.where(is_own_mean, np.minimum(own.mean, 1.0), busy)[has_mean]
-            squares = np.where(is_own_mean, np.minimum(own.mean_square, 1.0), busy * busy)[has_mean]
-            windows.add(at, rows[has_mean], values, squares)
+            values = np.where(is_own_mean, np.minimum(own.mean, 1.0), busy)
+            squares = np.where(is_own_mean, np.minimum(own.mean_square, 1.0), busy * busy)
+            known = has_mean & ~np.isnan(values) & ~np.isnan(squares)
+            windows.add(at, rows[known], values[known], squares[known])
 
     def _note_rest(self, rows: Rows, power: Column, measured: Column) -> None:
         """Learn the devices' power draw at rest from new measurements."""

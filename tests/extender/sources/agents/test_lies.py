@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.report.contract import XID_AGE, Holders, Layout, LayoutDevice, Update
+from agent.report.contract import AGE, MEAN, XID_AGE, Holders, Layout, LayoutDevice, Update
 from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
 from extender.sources.agents.refusal import RefusedError
 from extender.sources.agents.states import _ROWS, AgentState, readings_of
 from testkit.builders import request
-from testkit.world import one_node
+from testkit.world import World, one_node
 
 ODD = st.sampled_from(
     [0.0, -0.0, 0.5, 1.0, -1.0, 1e12, 1e300, -1e300, 5e-324, math.inf, -math.inf, math.nan]
@@ -50,6 +50,27 @@ def test_scores_are_numbers_for_any_values_of_an_agent(
         assert not any(np.isinf(column).any() for column in readings.columns.values())
         for decision in decisions:
             assert ((decision.scores >= 0) & (decision.scores <= 1)).all()
+
+
+def test_a_mean_without_its_square_leaves_the_score_a_number() -> None:
+    world = World()
+    world.add_node("node", 1)
+    (device,) = world.devices.values()
+    row = [math.nan] * len(_ROWS)
+    row[_ROWS.index(Signal.GPU_UTILIZATION)] = row[_ROWS.index(MEAN)] = 0.5
+    row[_ROWS.index(AGE)] = 0.0
+    world.bind("held")
+    world.fleet.snapshot()
+    world.clock.now += 60.0
+    state = AgentState("node")
+
+    for _ in range(ROUNDS):
+        world.clock.now += 5.0
+        state.apply(said(device.info.uuid, row, 1.0, 1.0), world.clock.now)
+        world.fleet.apply_readings(readings_of([state], Foreign(), world.clock.now, 1))
+
+    assert math.isfinite(world.estimated(device, "spread"))
+    assert math.isfinite(world.rank().scores[0])
 
 
 def test_an_xids_age_arrives_unchanged() -> None:
