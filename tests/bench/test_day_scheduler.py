@@ -17,7 +17,7 @@ from testkit.controlplane.fixtures import StartScheduler
 from testkit.controlplane.objects import IMAGE, Object, node
 from testkit.controlplane.scheduler import scheduler_config
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 EVERY: Final = 53
 SAMPLE: Final = 24
