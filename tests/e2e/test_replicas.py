@@ -14,7 +14,7 @@ from testkit.controlplane.objects import pod
 from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.service import Service, serving
 from testkit.controlplane.waiting import wait_for
-from testkit.controlplane.world import World, spread
+from testkit.controlplane.world import HTTP_TIMEOUT, World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -26,7 +26,7 @@ GRACE_SECONDS = 40.0
 
 
 @asynccontextmanager
-async def two_replicas(world: World) -> AsyncIterator[Service]:
+async def two_replicas(world: World, http_timeout: str = "1s") -> AsyncIterator[Service]:
     """Run kube-scheduler with two replicas that know each other, and wait for an answer."""
     services = world.services
     second = services.replica("e2e-replica-2")
@@ -37,7 +37,11 @@ async def two_replicas(world: World) -> AsyncIterator[Service]:
         "peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]},
         "drain_seconds": DRAIN_SECONDS,
     }
-    requested = {"urlPrefix": f"{scheme}://{service.address}", "ignorable": False}
+    requested = {
+        "urlPrefix": f"{scheme}://{service.address}",
+        "ignorable": False,
+        "httpTimeout": http_timeout,
+    }
     try:
         async with serving(service):
             await world.start(settings, extender=requested)
@@ -104,7 +108,7 @@ def add_equal_nodes(world: World) -> list[str]:
 
 async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World) -> None:
     nodes = add_equal_nodes(world)
-    async with two_replicas(world) as service:
+    async with two_replicas(world, HTTP_TIMEOUT) as service:
         scheduler = world.services.scheduler
         ended = list[str]()
 
