@@ -4,12 +4,13 @@ docs/decision.md has the arithmetic; the tests cover both directions for nodes o
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pytest
 
 from simulation.devices import Load
+from simulation.kubelet import MEMORY_ANNOTATION, UTILIZATION_ANNOTATION
 from simulation.models import A100_40GB, GIB, H100
 from testkit.controlplane.objects import GPU, Object, pod
 from testkit.controlplane.world import MOST_OF_HOST, World
@@ -56,9 +57,19 @@ def zones_of(nodes: Iterable[str], zones: dict[str, dict[str, str]]) -> dict[str
     return dict(Counter(zones[node][ZONE] for node in nodes))
 
 
-def spreading(name: str, **more: Any) -> Object:
-    """Build a pod with a soft topology spread over zones."""
-    return pod(name, labels=APP, topologySpreadConstraints=[SPREAD_ZONES], **more)
+def spreading(name: str, annotations: Mapping[str, str] | None = None, **more: Any) -> Object:
+    """Build a pod with a soft topology spread over zones that leaves its GPUs idle.
+
+    So it does not matter whether readings show a pod before the next one is placed.
+    """
+    quiet = {UTILIZATION_ANNOTATION: "0", MEMORY_ANNOTATION: "1Gi"}
+    return pod(
+        name,
+        labels=APP,
+        annotations={**quiet, **(annotations or {})},
+        topologySpreadConstraints=[SPREAD_ZONES],
+        **more,
+    )
 
 
 def preferring_favoured(name: str) -> Object:
