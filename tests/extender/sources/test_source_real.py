@@ -108,11 +108,12 @@ class Scraped:
 
         async def has_answer() -> bool:
             # The second round knows the names; a late scrape hides all series until the next.
-            for _ in range(2):
-                found = await state.round(time.time())
-                if not (state.rows or found.unmatched_series):
-                    return False
-            return True
+            await state.round(time.time())
+            found = await state.round(time.time())
+            if not state.rows:
+                return bool(found.unmatched_series)
+            columns = list(found.columns.values())
+            return bool((~np.isnan(columns)).any(axis=0).all())
 
         await wait_for(has_answer, f"series of {job}")
         return state
