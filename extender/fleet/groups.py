@@ -222,7 +222,7 @@ class PodGroups:
 
 
 def _demands(pod: PodRecord) -> tuple[object, ...]:
-    """Return what decides to which nodes a waiting pod could ever go."""
+    """Return the fields of a waiting pod that limit the nodes it could go to."""
     return pod.selection, pod.wishes, pod.memory_bytes
 
 

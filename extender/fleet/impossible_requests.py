@@ -1,4 +1,4 @@
-"""Find what a pod asks for and no node can give: targets that do not exist, and too much memory."""
+"""Report requests that no node can satisfy: targets that do not exist, and too much memory."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from extender.fleet.store import DeviceStore
 def request_problems(
     request: GpuRequest, snapshot: Snapshot, store: DeviceStore, policy: Policy
 ) -> Iterator[AnnotationProblem]:
-    """Yield a problem for each part of a request that no node can give.
+    """Yield a problem for each part of a request that no node can satisfy.
 
     Args:
         request: a request from `Fleet.informed`.

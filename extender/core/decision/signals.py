@@ -17,9 +17,8 @@ IDLE_POWER_SHARE = 0.30
 but idle H200 drew 126 to 136 of 700 W, and 350 W at 30 % duty."""
 
 _CERTAINLY_WORKING_SHARE = 0.44
-"""Power as a share of the power limit above which a device certainly works, used as confirmation
-until idle power was measured. Idle T4, A10 and L4 cards draw 40 to 42 %, and some report 100 %
-GPU_UTIL while idle."""
+"""Power as a share of the power limit that confirms activity, used until idle power was measured.
+Idle T4, A10 and L4 cards draw 40 to 42 %, and some report 100 % GPU_UTIL while idle."""
 
 _MOST_IDLE_POWER_SHARE = 0.60
 """Upper bound of idle power as a share of the power limit: idle devices draw 5 to 60 %."""

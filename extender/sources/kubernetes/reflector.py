@@ -40,8 +40,8 @@ MAX_FAILURES: Final = 3
 resource version any more (etcd was restored)."""
 
 _MIN_WATCH_SECONDS: Final = 1.0
-"""A watch that ends sooner is a failure, whatever it sent: the API server keeps it for minutes.
-Otherwise one event for each watch would make us watch, or even list, again without a pause."""
+"""A watch that ends sooner counts as failed, even if it sent events: the API server keeps a watch
+open for minutes. A watch that ends after one event must not be repeated without a pause."""
 
 _MAX_OBJECTS: Final = 500_000
 """Limit for the objects of one list; clusters have up to 150,000 pods."""
