@@ -307,6 +307,20 @@ class World:
 
     # --- the extender's view --------------------------------------------------------------------
 
+    async def start_extender(self) -> None:
+        """Start the extender again; kube-scheduler pauses until it is ready.
+
+        A Service forwards to ready replicas only, but here kube-scheduler has the extender's
+        address, and an extender that has not listed the cluster yet lets every node pass.
+        """
+        scheduler = self.services.scheduler
+        scheduler.pause()
+        try:
+            await self.services.extender.process.start()
+            await self.settled()
+        finally:
+            scheduler.resume()
+
     async def settled(self) -> None:
         """Wait until the extender's view of every GPU and its pods equals the exporters' data.
 

@@ -80,11 +80,10 @@ async def test_pods_that_hold_gpus_survive_a_restart_of_the_extender(world: Worl
     nodes = await four_frozen_nodes(world, ignorable=False)
     pods = [pod(f"burst-{number}") for number in range(32)]
     before = await world.place_all(pods[:16])
-    extender = world.services.extender.process
 
-    extender.kill()
+    world.services.extender.process.kill()
     await world.client.create_all(pods[16:])
-    await extender.start()
+    await world.start_extender()
     after = await world.bound(pods[16:])
 
     assert spread(before) == dict.fromkeys(nodes, 4)

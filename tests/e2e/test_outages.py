@@ -96,15 +96,7 @@ async def test_pods_wait_for_an_extender_that_may_not_be_ignored(world: World) -
     await world.describe(patient, "connection refused")
     assert await world.count_bound([patient]) == 0
 
-    # A Service would not forward to a replica that is not ready; here kube-scheduler has its
-    # address.
-    scheduler = world.services.scheduler
-    scheduler.pause()
-    try:
-        await extender.start()
-        await world.settled()
-    finally:
-        scheduler.resume()
+    await world.start_extender()
 
     assert await world.bound([patient]) == [quiet]
 
