@@ -80,7 +80,7 @@ async def test_a_burst_fills_the_fleet_to_the_last_gpu(world: World) -> None:
 
 
 async def test_so_does_one_while_kube_scheduler_looks_at_a_part_of_the_nodes(world: World) -> None:
-    nodes = [world.add(f"node-{number}", 1) for number in range(120)]
+    nodes = [world.add(f"node-{number}", 1) for number in range(104)]
     await world.start(ONE, extender={"ignorable": False})
     await start_scheduler(world, percentageOfNodesToScore=5)
     pods = [pod(f"burst-{number}") for number in range(len(nodes))]

@@ -153,7 +153,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
 ) -> None:
     world.add("any", 4)
     await watched.restart()
-    await world.start(extender={"httpTimeout": "300ms", "ignorable": True})
+    await world.start(extender={"httpTimeout": "2s", "ignorable": True})
     extender = world.services.extender.process
 
     # It keeps the connection: over TLS a request on a new connection would not get here.
@@ -163,6 +163,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
         await world.place(pod("late"))
     finally:
         extender.resume()
+    await world.settled()  # it has read what waited for it, and answers in time again
     await world.place(pod("in-time"))
     report = await watched.judged(3)
 
