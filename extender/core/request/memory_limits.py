@@ -136,6 +136,7 @@ def read_limits(
 ) -> tuple[MemoryLimit, tuple[AnnotationProblem, ...]]:
     """Return the largest limit of a pod's containers with GPUs, and the values that are invalid.
 
+    Of the init containers only sidecars count: the others end before the pod's containers start.
     Values that refer to other variables, Secrets or ConfigMaps are unknown, and left out.
 
     Args:
@@ -151,7 +152,7 @@ def read_limits(
         0.4
     """
     best, problems = _NO_LIMIT, []
-    for container in objects_of(mapping_of(pod.get("spec")).get("containers")):
+    for container in _lasting_containers(mapping_of(pod.get("spec"))):
         resources = mapping_of(container.get("resources"))
         if not (read_counts(resources.get("limits"), names)):
             continue
@@ -169,10 +170,22 @@ def read_limits(
     return best, tuple(problems)
 
 
+def _lasting_containers(spec: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    """Yield the containers that run for the pod's whole life: sidecars, and the main ones."""
+    for container in objects_of(spec.get("initContainers")):
+        if container.get("restartPolicy") == "Always":
+            yield container
+    yield from objects_of(spec.get("containers"))
+
+
 def _stated(container: Mapping[str, object]) -> Iterator[tuple[str, str, _Parser]]:
-    """Yield the limits that a container states, the most specific first."""
+    """Yield the limits that a container states, in the order of precedence.
+
+    Of a repeated argument the last one counts, as in the frameworks.
+    """
     words = [*items_of(container.get("command")), *items_of(container.get("args"))]
-    for found in _ARGUMENT.finditer(" ".join(map(text_of, words))[:_MAX_TEXT]):
+    arguments = [*_ARGUMENT.finditer(" ".join(map(text_of, words))[:_MAX_TEXT])]
+    for found in reversed(arguments):
         if not found[2].startswith("$"):
             yield f"argument {found[1].replace('_', '-')}", found[2], _parse_share
     values = {

@@ -41,6 +41,12 @@ def parsed(
             0.4,
             id="in-a-shell",
         ),
+        pytest.param(
+            container("--gpu-memory-utilization=0.4")
+            | {"command": ["vllm", "serve", "m", "--gpu-memory-utilization", "0.9"]},
+            0.4,
+            id="the-last-of-a-repeated-argument",
+        ),
         pytest.param(container("--cuda-memory-fraction", "0.3"), 0.3, id="tgi"),
         pytest.param(container(VLLM_GPU_MEMORY_UTILIZATION="0.4"), 0.4, id="vllm"),
         pytest.param(container(GPU_MEMORY_UTILIZATION="0.4"), 0.4, id="serverless-worker"),
@@ -129,6 +135,16 @@ def test_the_largest_limit_of_several_containers_counts() -> None:
 
     assert found is not None
     assert found.memory_bytes == 8 * GIB
+
+
+def test_limits_of_sidecars_count_and_those_of_other_init_containers_do_not() -> None:
+    sidecar = {**container("--gpu-memory-utilization=0.5"), "restartPolicy": "Always"}
+    first = container("--gpu-memory-utilization=0.9")
+    spec = {"initContainers": [first, sidecar], "containers": [container(gpus=0)]}
+
+    limit, _ = read_limits({"spec": spec}, ResourceNames())
+
+    assert limit.share == 0.5
 
 
 def test_a_share_is_a_share_of_the_nodes_card() -> None:
