@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from extender.runtime.terminal_escapes import escape_text
+
 
 class Failure(Enum):
     """Kind of a failure; its value is the exit status of the command line."""
@@ -22,12 +24,14 @@ class Failure(Enum):
 class ClientError(Exception):
     """A request to the extender or to the API server failed or was refused.
 
+    The message may quote a server, so control characters in it are escaped.
+
     Attributes:
         failure: kind of the failure.
     """
 
     def __init__(self, message: str, failure: Failure) -> None:
-        super().__init__(message)
+        super().__init__(escape_text(message))
         self.failure = failure
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from extender.cli.__main__ import COMMANDS, module_of
 from testkit.certificates import issue
 from testkit.cli_serving import Run, runner, serving
+from testkit.world import World
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,17 @@ def test_failure_names_the_value_and_allowed_values(
     assert words in " ".join(result.stderr.split())
     assert result.exit_code == status
     assert "Traceback" not in result.output
+
+
+def test_a_failure_does_not_control_the_terminal() -> None:
+    hostile = "node-\x1b[2J1"
+    world = World()
+    world.add_node(hostile)
+
+    with serving(world.build_app()) as url:
+        result = runner(url)("gpus", "node-1")
+
+    assert "did you mean node-\\x1b[2J1?" in result.stderr
 
 
 def test_one_pod_without_decisions_prints_no_empty_list(run: Run) -> None:
