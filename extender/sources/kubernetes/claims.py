@@ -10,6 +10,7 @@ from sys import intern
 from typing import Final, NamedTuple, TypeVar
 
 from extender.core.nodes.inventory import ClaimedDevice
+from extender.core.nodes.pod_groups import POD_GROUP, PodGroup
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 from extender.sources.kubernetes.object_cache import Pacer
@@ -26,6 +27,9 @@ _WITHOUT_GPUS: Final = frozenset(
     }
 )
 """DRA drivers that never allocate GPUs; unknown drivers may, for example those that share GPUs."""
+
+_GROUPS_API: Final = "scheduling.k8s.io"
+"""API group of the pod groups that a claim may be reserved for, from Kubernetes 1.36 on."""
 
 
 class DeviceName(NamedTuple):
@@ -47,14 +51,21 @@ class ClaimRecord:
     Attributes:
         uid: `metadata.uid`.
         pods: UIDs of the pods that it is reserved for: all of them share its devices.
+        groups: keys of Kubernetes' own pod groups that it is reserved for: their pods share it.
         devices: the GPUs, without those for monitoring only (`adminAccess`).
         has_unknown_driver: a device belongs to a driver that may or may not allocate GPUs.
     """
 
     uid: str
     pods: tuple[str, ...]
+    groups: tuple[str, ...]
     devices: tuple[DeviceName, ...]
     has_unknown_driver: bool
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Pods and groups, by UID and by key."""
+        return (*self.pods, *self.groups)
 
     @property
     def pools(self) -> frozenset[str]:
@@ -81,7 +92,8 @@ class SliceRecord:
 
 def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
     """Return the record of a ResourceClaim, None if certainly no pod holds a GPU through it."""
-    uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
+    metadata = mapping_of(raw.get("metadata"))
+    uid, namespace = text_of(metadata.get("uid")), text_of(metadata.get("namespace"))
     status = mapping_of(raw.get("status"))
     allocated = mapping_of(mapping_of(status.get("allocation")).get("devices"))
     results = [
@@ -100,9 +112,16 @@ def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
         for holder in objects_of(status.get("reservedFor"))
         if holder.get("resource") == "pods" and not holder.get("apiGroup")
     )
-    if not (uid and pods and (devices or is_unknown)):
+    groups = tuple(
+        PodGroup(POD_GROUP, namespace, text_of(holder.get("name"))).key
+        for holder in objects_of(status.get("reservedFor"))
+        if holder.get("resource") == "podgroups" and holder.get("apiGroup") == _GROUPS_API
+    )
+    if not (uid and (pods or groups) and (devices or is_unknown)):
         return None
-    return ClaimRecord(uid=uid, pods=pods, devices=devices, has_unknown_driver=is_unknown)
+    return ClaimRecord(
+        uid=uid, pods=pods, groups=groups, devices=devices, has_unknown_driver=is_unknown
+    )
 
 
 def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
@@ -159,6 +178,7 @@ class ClaimIndex:
 
     Args:
         notify: receives the UID of each pod whose GPUs may have changed.
+        notify_group: receives the key of each pod group whose GPUs may have changed.
         notify_all: called when the GPUs of all pods may have changed; the caller also does this
             when the watch of claims recovers.
         is_current: returns whether the watch of claims works; if not, a pod may have an unknown
@@ -173,14 +193,16 @@ class ClaimIndex:
         self,
         *,
         notify: Callable[[str], None],
+        notify_group: Callable[[str], None],
         notify_all: Callable[[Pacer], Awaitable[None]],
         is_current: Callable[[], bool],
     ) -> None:
         self._notify = notify
+        self._notify_group = notify_group
         self._notify_all = notify_all
         self._is_current = is_current
         self._claims: dict[str, ClaimRecord] = {}
-        self._claims_by_pod: dict[str, tuple[ClaimRecord, ...]] = {}
+        self._claims_by_holder: dict[str, tuple[ClaimRecord, ...]] = {}
         self._claims_by_pool: dict[str, tuple[ClaimRecord, ...]] = {}
         self._slices: dict[str, SliceRecord] = {}
         self._slices_by_pool: dict[str, tuple[SliceRecord, ...]] = {}
@@ -192,16 +214,21 @@ class ClaimIndex:
         """Whether claims and slices have been listed."""
         return self.claims.is_listed and self.slices.is_listed
 
-    def held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
-        """Return the GPUs that a bound pod holds, by its UID; None if they are unknown.
+    def held_by(self, uid: str, group: str = "") -> tuple[ClaimedDevice, ...] | None:
+        """Return the GPUs that a bound pod holds; None if they are unknown.
 
         kube-scheduler allocates and reserves a pod's claims before it binds the pod. If a pod has
         GPUs of NVIDIA's driver, its devices of unknown drivers are not GPUs: two drivers do not
         allocate GPUs of one node.
+
+        Args:
+            uid: UID of the pod, which has claims.
+            group: key of its pod group, "" without one.
         """
         if not self.is_complete:
             return None
-        claims = self._claims_by_pod.get(uid, ())
+        by_holder = self._claims_by_holder
+        claims = (*by_holder.get(uid, ()), *(by_holder.get(group, ()) if group else ()))
         names = dict.fromkeys(name for claim in claims for name in claim.devices)
         if names:
             return tuple(self._device(name) for name in names)
@@ -224,14 +251,14 @@ class ClaimIndex:
     def _set_claim(self, uid: str, record: ClaimRecord | None) -> None:
         before = self._claims.pop(uid, None)
         if before is not None:
-            for pod in before.pods:
-                _remove(self._claims_by_pod, pod, before)
+            for holder in before.holders:
+                _remove(self._claims_by_holder, holder, before)
             for pool in before.pools:
                 _remove(self._claims_by_pool, pool, before)
         if record is not None:
             self._claims[uid] = record
-            for pod in record.pods:
-                _add(self._claims_by_pod, pod, record)
+            for holder in record.holders:
+                _add(self._claims_by_holder, holder, record)
             for pool in record.pools:
                 _add(self._claims_by_pool, pool, record)
         self._notify_pods_of(claim for claim in (before, record) if claim is not None)
@@ -250,8 +277,11 @@ class ClaimIndex:
 
     def _notify_pods_of(self, claims: Iterable[ClaimRecord]) -> None:
         if self.is_complete:
-            for pod in dict.fromkeys(pod for claim in claims for pod in claim.pods):
+            changed = tuple(claims)
+            for pod in dict.fromkeys(pod for claim in changed for pod in claim.pods):
                 self._notify(pod)
+            for group in dict.fromkeys(group for claim in changed for group in claim.groups):
+                self._notify_group(group)
 
     async def _on_listed(self, pacer: Pacer) -> None:
         """Report all pods after a list; corrections of single claims are reported before.

@@ -61,7 +61,7 @@ class PodFeed:
         early_seconds: float,
         exporter_words: tuple[str, ...],
         reads_limits: bool = False,
-        held_by: Callable[[str], tuple[ClaimedDevice, ...] | None],
+        held_by: Callable[[str, str], tuple[ClaimedDevice, ...] | None],
         clock: Callable[[], float],
     ) -> None:
         self._sink = sink
@@ -201,6 +201,15 @@ class PodFeed:
         if record is not None and _may_hold_by_claims(record):
             self._sink.apply_pod(self._with_claimed(record))
 
+    def report_group_again(self, group: str) -> None:
+        """Report the pods of a group again, by the group's key."""
+        for uid in [
+            uid
+            for uid, record in self.object_cache.records.items()
+            if record.has_claims and record.group is not None and record.group.key == group
+        ]:
+            self.report_again(uid)
+
     async def report_all_again(self, pacer: Pacer) -> None:
         """Report all pods with claims again."""
         for uid in tuple(self.object_cache.records):
@@ -211,7 +220,8 @@ class PodFeed:
         """Return a pod's record with the GPUs that it holds through claims."""
         if not _may_hold_by_claims(record):
             return record
-        return replace(record, claimed=self._held_by(record.uid))
+        group = "" if record.group is None else record.group.key
+        return replace(record, claimed=self._held_by(record.uid, group))
 
     def exporter_index(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Return the nodes of the exporter pods, by pod name and by IP address."""
@@ -299,6 +309,7 @@ class ClusterSource:
         )
         self._claims = ClaimIndex(
             notify=self._pods.report_again,
+            notify_group=self._pods.report_group_again,
             notify_all=self._pods.report_all_again,
             is_current=self._are_claims_current,
         )
@@ -394,8 +405,8 @@ class ClusterSource:
         self._listed_resources = resources
         self._pods.listed_resources = None
 
-    def _held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
-        return self._claims.held_by(uid)
+    def _held_by(self, uid: str, group: str) -> tuple[ClaimedDevice, ...] | None:
+        return self._claims.held_by(uid, group)
 
     def _are_claims_current(self) -> bool:
         """Return whether a pod without a known claim has none; True before the first list, too."""

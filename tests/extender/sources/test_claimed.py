@@ -155,6 +155,29 @@ async def test_devices_of_an_unknown_driver_may_be_gpus(kube: FakeKube, tmp_path
         await eventually(lambda: held(sink) == ())
 
 
+async def test_pods_of_a_group_hold_the_claims_of_the_group(kube: FakeKube, tmp_path: Path) -> None:
+    def member(name: str, group: str) -> Object:
+        raw = holder(name)
+        raw["spec"]["schedulingGroup"] = {"podGroupName": group}
+        return raw
+
+    shared = claim("c")
+    reserved = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "uid": "group-1"}
+    shared["status"]["reservedFor"] = [{**reserved, "name": "train"}]
+    kube.put("resourceslices", TWO_CARDS)
+    kube.put("resourceclaims", shared)
+    kube.put("resourceclaims", claim("own", "p", devices=["gpu-1"]))
+    for name, group in (("p", "train"), ("q", "train"), ("r", "other")):
+        kube.put("pods", member(name, group))
+    async with watched_cluster(kube, tmp_path, watches=4) as (_, sink):
+        assert (held(sink), held(sink, "q"), held(sink, "r")) == ((TWO, ONE), (ONE,), ())
+
+        shared["status"]["reservedFor"] = [{**reserved, "name": "other"}]
+        kube.put("resourceclaims", shared)
+        await eventually(lambda: held(sink, "r") == (ONE,))
+        assert (held(sink), held(sink, "q")) == ((TWO,), ())
+
+
 async def test_changed_claims_are_reported_with_their_pods(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("pods", holder("p"))
     kube.put("pods", holder("q"))
