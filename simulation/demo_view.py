@@ -18,7 +18,7 @@ from simulation.objects import JsonObject
 WAIT_SECONDS = 60.0
 LEGEND = (
     "[dim]GPUS:[/] [green]I[/] idle  [red]B[/] busy  [yellow]~[/] stale  [magenta]F[/] foreign  "
-    "[bold red]X[/] unhealthy; small: a pod holds it\n"
+    "[bold red]X[/] unhealthy  [red]E[/] excluded; small: a pod holds it\n"
     "[dim]FREE: by kube-scheduler's count. LOAD: measured.[/]\n"
 )
 _LETTERS = {
@@ -28,6 +28,7 @@ _LETTERS = {
     "unknown": ("?", "yellow"),
     "foreign": ("F", "magenta"),
     "unhealthy": ("X", "bold red"),
+    "excluded": ("E", "red"),
 }
 
 Answer = Any  # an answer of the API: plain JSON

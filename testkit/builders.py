@@ -47,6 +47,7 @@ class Gpu:
     penalty: float = 0.0
     is_excluded: bool = False
     is_excluded_multi: bool = False
+    cause: int = 0
     is_out: bool = False
     is_foreign: bool = False
     is_in_use: bool = False
@@ -82,6 +83,7 @@ class Gpu:
             "penalty": self.penalty,
             "is_excluded": self.is_excluded,
             "is_excluded_multi": self.is_excluded_multi or self.is_excluded,
+            "cause": self.cause,
             "is_out": self.is_out or self.is_excluded,
             "is_foreign": self.is_foreign,
             "is_in_use": self.is_in_use,

@@ -215,7 +215,8 @@ def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     )
     yield _gauge(
         "device_unhealthy",
-        "Always 1, for an unhealthy device; the label action has the consequence for pods.",
+        "Always 1, for a device with ill health; the label action has the consequence for pods; "
+        "excluded: another device of its node is at fault.",
         [((*labels, one.action), True) for labels, one in verdicts if one.action],
         (*_DEVICE_LABELS, "action"),
     )

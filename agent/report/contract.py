@@ -105,7 +105,8 @@ class Verdict(_Record, frozen=True, kw_only=True):
     Attributes:
         is_idle: None if unknown.
         reason: why the device is idle, is not idle, or is unknown.
-        action: health action from `health.*` settings, "" for a healthy device.
+        action: health action from `health.*` settings; `excluded` if the device works, but another
+            device excludes its node; "" for a healthy device.
         cause: the most severe sign of ill health, "" for a healthy device.
         stress_ratio: heat or throttling, 0 to 1; lowers the device's score without making it
             unhealthy.

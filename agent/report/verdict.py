@@ -15,6 +15,8 @@ from extender.core.devices.thermal_stress import stress, stress_in_words
 from extender.core.policy import Health, HealthAction, Thresholds
 from extender.core.xids import SEVERITY, is_of_recovery, xid_action
 
+_EXCLUDED: Final = "excluded"
+"""Action of a device that works, but another device excludes its node."""
 _NOTICEABLE: Final = 0.01
 _DIGITS: Final = 4
 
@@ -226,6 +228,8 @@ def _evaluate_idle(
 
 
 def _action(health: HealthColumns, row: int) -> str:
+    if decode(int(health.cause[row]))[0] is Sign.SIBLING:
+        return _EXCLUDED
     if health.is_node_excluded[row]:
         return HealthAction.EXCLUDE_NODE
     if health.is_excluded[row]:

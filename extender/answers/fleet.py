@@ -64,7 +64,9 @@ class Gpu(Answer):
         gpu_instance_id: id of the MIG instance, `""` for a whole GPU.
         mig_profile: profile of the MIG instance such as `1g.10gb`, `""` for a whole GPU.
         model: model without its maker, such as `A100 SXM4 40GB`; `""` if unknown.
-        state: `idle`, `busy`, `stale`, `unknown`, `unhealthy` or `foreign`.
+        state: `idle`, `busy`, `stale`, `unknown`, `unhealthy`, `excluded` or
+            `foreign`. Excluded: it works, but another GPU of its node has a fault that excludes the
+            whole node.
         why: reason of the state in one sentence.
         health: each sign of ill health with its effect, `""` if healthy.
         utilization_ratio: utilization used for its state, from 0 to 1.
@@ -135,7 +137,8 @@ class StateCounts(Answer):
         held_idle: idle, but a pod holds it.
         busy: in use by its pods.
         foreign: in use by a process outside Kubernetes.
-        unhealthy: excluded for a sign of ill health.
+        unhealthy: cannot work.
+        excluded: work, but another GPU of their node has a fault that excludes the whole node.
         unknown: without fresh readings.
     """
 
@@ -144,6 +147,7 @@ class StateCounts(Answer):
     busy: int = 0
     foreign: int = 0
     unhealthy: int = 0
+    excluded: int = 0
     unknown: int = 0
 
     @property

@@ -9,7 +9,7 @@ class DeviceAnswer(Answer):
 
     Attributes:
         can_land: whether the kubelet could allocate it to the pod.
-        state: `idle`, `busy`, `unknown`, `unhealthy` or `foreign`.
+        state: `idle`, `busy`, `unknown`, `unhealthy`, `excluded` or `foreign`.
         utilization_ratio: utilization that the decision used, from 0 to 1.
         memory_used_ratio: memory in use, from 0 to 1.
         free_bytes: memory available to the pod: `memory_total_bytes` minus `declared_bytes` and

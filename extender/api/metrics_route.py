@@ -117,7 +117,9 @@ class FleetCollector(Collector):
             ill = batch.present & (codes == STATES.index("unhealthy"))
             unhealthy.update(map(short_words, batch.telemetry.cause[ill].tolist()))
             yield from supply.add_in_steps(pool, batch, assessment)
-        devices = GaugeMetricFamily("idlegpu_devices", "GPUs by state.", labels=["state"])
+        devices = GaugeMetricFamily(
+            "idlegpu_devices", "GPUs by state; stale ones are unknown.", labels=["state"]
+        )
         for state in STATES:
             devices.add_metric([state], states[state])
         reasons = GaugeMetricFamily(

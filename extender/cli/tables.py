@@ -46,6 +46,7 @@ STYLES: Final = {
     "stale": "dim yellow",
     "unknown": "dim",
     "unhealthy": "bold red",
+    "excluded": "red",
     "foreign": "magenta",
     "Ready": "green",
     "Ready,SchedulingDisabled": "yellow",

@@ -25,7 +25,7 @@ from extender.core.decision.evaluation import estimates
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupFit
 from extender.core.decision.health import ill_health, shown_by
-from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, device_states
+from extender.core.decision.verdicts import SHOWN_STATES, DeviceVerdict, NodeVerdict, shown_codes
 from extender.core.devices.gpu_models import model_name
 from extender.core.devices.readings import DeviceInfo, ForeignProcess, Signal
 from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
@@ -71,12 +71,15 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
         batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
         requested = DeviceRequest(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
         assessment = assess(batch, requested.columns, estimates(fleet.policy))
-        words = device_states(batch, assessment)
+        states = shown_codes(batch, assessment)
         for index, (node, row) in enumerate(zip(here, rows, strict=True)):
             counted = assessment.peak[index].tolist()
+            codes = states[index].tolist()[: len(row.slots)]
             by_node[node].extend(
-                _gpu(fleet, snapshot, (node, pool.resource), (row, slot), (word, counted[slot]))
-                for slot, word in enumerate(words[index][: len(row.slots)])
+                _gpu(fleet, snapshot, (node, pool.resource), (row, slot), verdict)
+                for slot, verdict in enumerate(
+                    (SHOWN_STATES[code], peak) for code, peak in zip(codes, counted, strict=False)
+                )
             )
     for gpus in by_node.values():
         gpus.sort(key=order_of)
@@ -119,9 +122,9 @@ def _gpu(
         gpu_instance_id=info.gpu_instance_id,
         mig_profile=info.mig_profile,
         model=model_name(info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, "")),
-        state=_shown_state(state, freshness, pool_row.assumed[slot]),
+        state=state,
         why=health
-        if state == "unhealthy"
+        if state in {"unhealthy", "excluded"}
         else _why(fleet, snapshot, row, state, counted) + besides,
         health=health,
         utilization_ratio=float(telemetry.utilization[row]) if fresh else None,
@@ -193,8 +196,8 @@ def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float)
             f"memory {used:.0%} is below {limits.memory:.0%}"
         )
     age = _age(fleet, snapshot, row)
-    if state == "unknown":
-        return _why_unknown(float(telemetry.freshness[row]), age)
+    if state in {"stale", "unknown"}:
+        return _why_unsure(state, float(telemetry.freshness[row]), age)
     if counted >= limits.utilization:
         return f"utilization {busy} is not below {limits.utilization:.0%}"
     if used >= limits.memory:
@@ -217,15 +220,17 @@ def _age(fleet: Fleet, snapshot: Snapshot, row: int) -> float | None:
     return None if measured_at is None else max(snapshot.at - measured_at, 0.0)
 
 
-def _why_unknown(freshness: float, age: float | None) -> str:
-    """Explain why a device's state is unknown."""
+def _why_unsure(state: str, freshness: float, age: float | None) -> str:
+    """Explain why a device is stale or unknown."""
     if age is None:
         return "no source has shown it"
-    if freshness >= 1.0:
-        return "its memory in use is unknown"
-    if freshness > 0:
+    if state == "stale":
+        if freshness >= 1.0:
+            return "its last reading of memory is stale"
         return f"its last reading is stale: it was measured {age:.0f} s ago"
-    return f"it has no usable reading since its tenants changed; the last is {age:.0f} s old"
+    if freshness > 0:
+        return "its memory in use is unknown"
+    return f"its last reading is too old, or older than its tenants: {age:.0f} s"
 
 
 def node_views(
@@ -463,24 +468,6 @@ def _foreign_view(processes: Sequence[ForeignProcess]) -> list[ForeignProcessAns
         for one in processes
     ]
     return redactable(NO_NAMESPACE, views, []) if views else views
-
-
-def _shown_state(state: str, freshness: str, assumed: int) -> str:
-    """Return a device's state for people: stale or unknown without a fresh reading.
-
-    Args:
-        state: its state in decisions.
-        freshness: freshness of its readings: fresh, stale or missing.
-        assumed: number of pods placed on it that readings do not show yet.
-
-    Example:
-        >>> _shown_state("busy", "stale", 0), _shown_state("busy", "stale", 1)
-        ('stale', 'busy')
-    """
-    is_busy_by_reading = state == "busy" and not assumed
-    if freshness == "fresh" or not (state == "unknown" or is_busy_by_reading):
-        return state
-    return "stale" if freshness == "stale" else "unknown"
 
 
 def _counts(gpus: Iterable[Gpu]) -> tuple[StateCounts, StateCounts]:

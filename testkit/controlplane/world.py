@@ -377,7 +377,7 @@ class World:
                 )
 
     async def wait_state(self, node: str, index: int, state: str) -> None:
-        """Wait until the extender's state of a GPU is idle, busy, unknown, unhealthy or foreign."""
+        """Wait until a GPU is in this state, in the words of `/v1/gpus`."""
         await self.wait_gpu(node, index, lambda gpu: gpu["state"] == state, f"is {state}")
 
     async def decisions(self, item: Object) -> list[Object]:

@@ -21,8 +21,7 @@ from extender.api.page.device_index import (
 )
 from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
-from extender.core.decision.health import is_blamed_on_sibling
-from extender.core.decision.verdicts import STATES, state_codes
+from extender.core.decision.verdicts import SHOWN_STATES, shown_codes
 from extender.core.nodes.batches import take_batch, with_rows
 from extender.core.nodes.snapshot import (
     Batch,
@@ -60,8 +59,8 @@ _PIECE_ROWS: Final = 24
 """Single rows to evaluate between two yields; they must first be assembled into a batch."""
 
 LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign", "excluded")
-"""Display states; their codes are the positions. Excluded: another GPU of the node has failed."""
-IDLE, BUSY, STALE, UNKNOWN, UNHEALTHY, FOREIGN, EXCLUDED = range(7)
+"""Display states; their codes are the positions."""
+_UNKNOWN: Final = LOOKS.index("unknown")
 
 HELD: Final = 8
 """Bit: a pod holds the device."""
@@ -94,7 +93,7 @@ class _DeviceStates:
         """Return the state of devices without any readings."""
         unknown = np.full(count, UNKNOWN_BYTE, dtype=np.uint8)
         return cls(
-            state=np.full(count, UNKNOWN, dtype=np.uint8),
+            state=np.full(count, _UNKNOWN, dtype=np.uint8),
             activity=unknown,
             memory=unknown.copy(),
             used=np.zeros(count, dtype=np.uint8),
@@ -213,29 +212,13 @@ def _batch(pool: Pool, snapshot: Snapshot, some: slice, dirty: set[int]) -> Batc
     return with_rows(batch, [row - some.start for row in rows], _rows(pool, snapshot, rows))
 
 
-_GRAVEST: Final = {"unhealthy": UNHEALTHY, "foreign": FOREIGN, "idle": IDLE}
-"""Display codes of definite states; those of the others depend on the freshness of readings."""
-_OF_STATE: Final = np.array([_GRAVEST.get(state, UNKNOWN) for state in STATES], dtype=np.intp)
-_IS_SURE: Final = np.array([state in _GRAVEST for state in STATES], dtype=np.bool_)
-_IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_)
+_LOOK_OF: Final = np.array([LOOKS.index(state) for state in SHOWN_STATES], dtype=np.intp)
 
 
 def _states(batch: Batch, assessment: Assessment) -> Small:
-    """Return each device's display code and bits; the states are those of /v1/gpus, except unknown.
-
-    A device without fresh readings is stale or unknown, even if its last reading said busy.
-    """
+    """Return each device's display code and bits; the states are those of /v1/gpus."""
     telemetry = batch.telemetry
-    codes = state_codes(batch, assessment)
-    # Busy by a fresh reading, or because of pods that were just placed: this state cannot become
-    # stale.
-    is_busy_now = _IS_BUSY[codes] & (
-        (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0) | (batch.assumed > 0)
-    )
-    is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
-    fading = np.where(is_busy_now, BUSY, np.where(is_old, STALE, UNKNOWN))
-    look = np.where(_IS_SURE[codes], _OF_STATE[codes], fading)
-    look[(look == UNHEALTHY) & is_blamed_on_sibling(telemetry.cause)] = EXCLUDED
+    look = _LOOK_OF[shown_codes(batch, assessment)]
     counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
     bits = (
         HELD * (batch.used > 0)

@@ -12,7 +12,7 @@ from extender.cli.tables import Cell, sheet, word
 _COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]
 _WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
 _PROCESSES_COLUMN = "_PROCESSES"
-STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
+STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "excluded", "foreign")
 
 
 @click.command("gpus")

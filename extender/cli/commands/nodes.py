@@ -1,5 +1,7 @@
 """`idlegpu nodes`: list the nodes with GPUs."""
 
+from collections.abc import Mapping
+
 import click
 from rich.console import RenderableType
 from rich.text import Text
@@ -9,10 +11,6 @@ from extender.cli import formatting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
-_COLUMNS = [
-    "NODE", "MODEL", ">GPUS", ">IDLE", ">HELD IDLE", ">BUSY", ">FOREIGN", ">UNHEALTHY", ">UNKNOWN",
-    "?>ACTIVITY", "?>MEMORY",
-]  # fmt: skip
 _STATUS_COLUMN = "STATUS"
 _WIDE_COLUMNS = [
     ">HELD", ">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS",
@@ -23,6 +21,7 @@ _KINDS = {
     "busy": "",
     "foreign": "magenta",
     "unhealthy": "bold red",
+    "excluded": "red",
     "unknown": "yellow",
 }
 """Columns of counts, by field of the answer, and their colors."""
@@ -37,12 +36,13 @@ _KINDS = {
 def command(session: Session, *, only_idle: bool, model: str) -> None:
     """List nodes with GPUs, and count their GPUs by state; nodes with problems come first.
 
-    Each GPU counts once: GPUS is the sum of the six columns after it. MIG instances have a separate
-    row under their node. IDLE: idle according to readings, and no pod holds them. HELD IDLE: idle
-    although a pod holds them. FOREIGN: a process outside Kubernetes uses them. UNKNOWN: without
-    fresh readings. ACTIVITY and MEMORY: means over the node. STATUS: as kubectl shows it, unless a
-    node is only Ready. -o wide adds HELD: number of allocatable GPUs that pods hold, by the API
-    server's count.
+    Each GPU counts once: GPUS is the sum of the columns up to UNKNOWN. MIG instances have a
+    separate row under their node. IDLE: idle according to readings, and no pod holds them. HELD
+    IDLE: idle although a pod holds them. FOREIGN: a process outside Kubernetes uses them. EXCLUDED,
+    shown if there are any: they work, but another GPU of their node has a fault that excludes the
+    whole node. UNKNOWN: without fresh readings. ACTIVITY and MEMORY: means over the node. STATUS:
+    as kubectl shows it, unless a node is only Ready. -o wide adds HELD: number of allocatable GPUs
+    that pods hold, by the API server's count.
     """
     answer = session.client.nodes()
     answer.nodes = [
@@ -60,7 +60,12 @@ def command(session: Session, *, only_idle: bool, model: str) -> None:
 
 def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
     has_status = any(_status_of(node) != "Ready" for node in answer.nodes)
-    columns = [*_COLUMNS, _STATUS_COLUMN] if has_status else _COLUMNS
+    kinds = dict(_KINDS)
+    if not any(node.gpu_states.excluded or node.mig_states.excluded for node in answer.nodes):
+        del kinds["excluded"]
+    counts = [f">{name.upper().replace('_', ' ')}" for name in kinds]
+    columns = ["NODE", "MODEL", ">GPUS", *counts, "?>ACTIVITY", "?>MEMORY"]
+    columns += [_STATUS_COLUMN] if has_status else []
     extra = [*([] if has_status else [_STATUS_COLUMN]), *_WIDE_COLUMNS] if is_wide else []
     rows = []
     for node in answer.nodes:
@@ -68,7 +73,7 @@ def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
         if node.mig_states.total:
             states.append(node.mig_states)
         for one in states:
-            row = _row(node, one)
+            row = _row(node, one, kinds)
             if has_status or is_wide:
                 row.append(word(_status_of(node)))
             if is_wide:
@@ -77,9 +82,9 @@ def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
     return sheet(columns, rows, extra)
 
 
-def _row(node: Node, states: StateCounts) -> list[Cell]:
+def _row(node: Node, states: StateCounts, kinds: Mapping[str, str]) -> list[Cell]:
     kind = " MIG" if states is node.mig_states else ""
-    counted = [(getattr(states, name), style) for name, style in _KINDS.items()]
+    counted = [(getattr(states, name), style) for name, style in kinds.items()]
     return [
         node.name,
         (node.model or formatting.UNKNOWN) + kind,

@@ -276,9 +276,9 @@ def ill_health(
     sign, value = decode(cause)
     why = words(cause)
     if sign is Sign.SIBLING:
-        other = f"{name(value)} of its node" if name else why
+        other = name(value) if name else "another GPU"
         of_other = int(telemetry.cause[value]) if siblings is None else siblings[value]
-        why = f"{other} has {words(of_other)}"
+        return f"excluded with its node: {other} has {words(of_other)}"
     if telemetry.is_excluded[at]:
         return f"cannot work: {why}"
     if telemetry.is_excluded_multi[at]:

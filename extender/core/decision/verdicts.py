@@ -24,7 +24,7 @@ from extender.core.decision.evaluation import (
 )
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import NOT_NEAR, Nearness
-from extender.core.decision.health import blamed_siblings, ill_health
+from extender.core.decision.health import blamed_siblings, ill_health, is_blamed_on_sibling
 from extender.core.decision.landing import count_freed
 from extender.core.decision.ranking_reasons import MAY_GET, NOMINATED, Grounds, reason
 from extender.core.decision.score_parts import Breakdown, Factor, ScorePart, break_down
@@ -68,7 +68,7 @@ class DeviceVerdict:
     Attributes:
         row: its row in the telemetry.
         can_land: the kubelet could allocate it to the pod.
-        state: idle, busy, unknown, unhealthy or foreign.
+        state: one of `STATES`.
         utilization_ratio: utilization used for the decision, None if unknown.
         memory_used_ratio: ratio of memory in use, None if unknown.
         free_bytes: memory available to the pod, None if unknown.
@@ -171,8 +171,18 @@ class NodeVerdict(NodeScore):
     is_late: bool = False
 
 
-STATES = ("unhealthy", "foreign", "idle", "busy", "unknown")
-"""States of a device, the most severe first."""
+STATES = ("unhealthy", "excluded", "foreign", "idle", "busy", "unknown")
+"""States of a device, the most severe first.
+
+An excluded device works, but another device of its node has a fault that excludes the node.
+"""
+
+
+SHOWN_STATES = ("unhealthy", "excluded", "foreign", "idle", "busy", "stale", "unknown")
+"""States of a device for people: a device that is unknown to decisions may have old readings."""
+
+_SHOWN = np.array([SHOWN_STATES.index(state) for state in STATES], dtype=np.intp)
+_BUSY, _UNKNOWN = STATES.index("busy"), STATES.index("unknown")
 
 
 def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) -> list[list[str]]:
@@ -194,16 +204,33 @@ def count_states(batch: Batch, codes: Rows) -> Mapping[str, int]:
 
 def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) -> Rows:
     """Return the state of each device as its index in `STATES`."""
-    excluded = batch.telemetry.is_excluded_multi if multi else batch.telemetry.is_excluded
+    telemetry = batch.telemetry
+    is_out = telemetry.is_excluded_multi if multi else telemetry.is_excluded
+    is_blamed = is_blamed_on_sibling(telemetry.cause)
     idle_chance = assessment.idle_chance
-    is_foreign = (
-        batch.telemetry.is_foreign & ~batch.is_shared[:, None]
-    )  # on shared devices it is load
+    is_foreign = telemetry.is_foreign & ~batch.is_shared[:, None]  # on shared devices it is load
     return np.select(
-        [excluded, is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
-        [0, 1, 2, 3],
-        default=4,
+        [is_out & ~is_blamed, is_out, is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
+        [0, 1, 2, 3, 4],
+        default=5,
     )
+
+
+def shown_codes(batch: Batch, assessment: Assessment) -> Rows:
+    """Return the state of each device for people as its index in `SHOWN_STATES`.
+
+    A device that is busy by an old reading is stale. A stale device has old readings of activity
+    and memory; an unknown one lacks a usable reading of either.
+    """
+    telemetry = batch.telemetry
+    codes = state_codes(batch, assessment)
+    is_read = (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0)
+    # Pods that were just placed make a device busy whatever the age of its readings.
+    is_unsure = (codes == _UNKNOWN) | ((codes == _BUSY) & ~is_read & (batch.assumed == 0))
+    is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
+    unsure = np.where(is_old, SHOWN_STATES.index("stale"), SHOWN_STATES.index("unknown"))
+    shown: Rows = np.where(is_unsure, unsure, _SHOWN[codes])
+    return shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,17 @@ def test_health_actions_are_settings() -> None:
     assert verdict(lax, ECC_DOUBLE_BIT_VOLATILE=1.0).action == "penalty"
 
 
+def test_a_device_that_another_excludes_is_not_called_faulty() -> None:
+    facts = DeviceFacts(sources=("gpm", "gpm"), xid_at=(NOW, None), is_lost=(False, False))
+
+    faulty, other = DeviceEvaluator(VerdictPolicy()).evaluate(
+        {Signal.XID.value: (79.0, None)}, facts, NOW
+    )
+
+    assert (faulty.action, other.action) == ("exclude-node", "excluded")
+    assert other.cause == "another GPU of its node: XID 79: fallen off the bus"
+
+
 def test_throttling_is_stress_and_not_ill_health() -> None:
     found = verdict(**IDLE, CLOCK_EVENT_REASONS=float(0x40), TEMPERATURE=84.0)
 

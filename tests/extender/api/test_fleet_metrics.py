@@ -46,21 +46,22 @@ def register(world: World, sources: Iterable[SourceStatus] = SOURCES) -> None:
 def test_devices_are_counted_by_state(world: World) -> None:
     register(world)
 
-    states = ("idle", "busy", "unknown", "unhealthy", "foreign")
+    states = ("idle", "busy", "unknown", "unhealthy", "excluded", "foreign")
     counts = [world.count("idlegpu_devices", state=state) for state in states]
 
-    assert counts == [2, 1, 4, 1, 1]
+    assert counts == [2, 1, 4, 1, 0, 1]
 
 
 def test_unhealthy_gpus_are_counted_by_their_reason(world: World) -> None:
     register(world)
-    world.add({"worse": [Gpu(xid=79.0), Gpu(xid=48.0)]})
+    world.add({"worse": [Gpu(xid=79.0), Gpu(xid=48.0), IDLE]})
 
     names = ("XID 79: fallen off the bus", "XID 48: double-bit memory error")
     counts = [world.count("idlegpu_unhealthy_gpus", reason=name) for name in names]
 
     assert counts == [2, 1]
     assert sum(counts) == world.count("idlegpu_devices", state="unhealthy")
+    assert world.count("idlegpu_devices", state="excluded") == 1  # the idle one beside XID 79
 
 
 def test_each_source_shows_age_failures_and_unmatched_series(world: World) -> None:

@@ -89,8 +89,8 @@ async def test_the_source_is_the_one_that_reported(world: World, client: Client)
         (
             "dead",
             1,
-            "unhealthy",
-            "cannot work: GPU 0 of its node has XID 79: fallen off the bus",
+            "excluded",
+            "excluded with its node: GPU 0 has XID 79: fallen off the bus",
         ),
     ],
 )

@@ -299,15 +299,20 @@ def telemetry(**changes: Any) -> Telemetry:
     ],
 )
 def test_ill_health_states_its_consequence(effect: dict[str, object], words_before: str) -> None:
-    cause = np.array([encode(Sign.XID, 79), encode(Sign.SIBLING, 0)])
+    cause = np.array([encode(Sign.XID, 79), encode(Sign.NONE)])
     seen = telemetry(cause=cause, **effect)
 
     assert ill_health(seen, 0) == f"{words_before}XID 79: fallen off the bus"
-    assert ill_health(seen, 1) == (
-        f"{words_before}another GPU of its node has XID 79: fallen off the bus"
-    )
+
+
+def test_a_device_that_another_excludes_names_the_other() -> None:
+    cause = np.array([encode(Sign.XID, 79), encode(Sign.SIBLING, 0)])
+    seen = telemetry(cause=cause, is_excluded=np.array([True, True]))
+
+    fault = "has XID 79: fallen off the bus"
+    assert ill_health(seen, 1) == f"excluded with its node: another GPU {fault}"
     assert ill_health(seen, 1, lambda row: f"GPU {row + 2}") == (
-        f"{words_before}GPU 2 of its node has XID 79: fallen off the bus"
+        f"excluded with its node: GPU 2 {fault}"
     )
 
 

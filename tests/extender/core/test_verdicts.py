@@ -7,7 +7,9 @@ import pytest
 
 from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Rejection
+from extender.core.decision.health import Sign, encode
 from extender.core.decision.verdicts import (
+    SHOWN_STATES,
     STATES,
     NodeVerdict,
     count_states,
@@ -15,6 +17,7 @@ from extender.core.decision.verdicts import (
     explain,
     gather,
     scores_of,
+    shown_codes,
     state_codes,
 )
 from extender.core.policy import Policy, Strategy
@@ -36,6 +39,9 @@ from testkit.builders import (
     snapshot_of,
     unknown,
 )
+
+SIBLING = int(encode(Sign.SIBLING, 0))
+"""Cause of a device that another device of its node excludes."""
 
 
 def verdict_on(described: Node, **requested: Any) -> NodeVerdict:
@@ -61,6 +67,8 @@ def verdict_on(described: Node, **requested: Any) -> NodeVerdict:
         (gpu(freshness=0.9), "unknown"),
         (gpu(is_foreign=True), "foreign"),
         (gpu(is_foreign=True, is_excluded=True), "unhealthy"),
+        (gpu(is_excluded=True, cause=SIBLING), "excluded"),
+        (busy(is_excluded=True, is_foreign=True, cause=SIBLING), "excluded"),
         (gpu(is_excluded_multi=True), "idle"),
     ],
 )
@@ -68,6 +76,31 @@ def test_each_device_has_its_state_in_words(device: Gpu, state: str) -> None:
     described = node(device)
 
     assert device_states(batch_of(described), assessment_of(described)) == [[state]]
+
+
+@pytest.mark.parametrize(
+    ("device", "state"),
+    [
+        (gpu(), "idle"),
+        (gpu(is_excluded=True), "unhealthy"),
+        (gpu(is_excluded=True, cause=SIBLING), "excluded"),
+        (gpu(is_foreign=True), "foreign"),
+        (busy(freshness=0.5), "busy"),
+        (busy(freshness=0.5, memory_freshness=0.5), "stale"),
+        (busy(freshness=0.5, memory_freshness=0.5, assumed=1), "busy"),
+        (gpu(freshness=0.5), "stale"),
+        (gpu(memory_freshness=0.5), "stale"),
+        (gpu(memory_freshness=0.0), "unknown"),
+        (gpu(freshness=0.0), "unknown"),
+        (unknown(), "unknown"),
+    ],
+)
+def test_people_see_which_devices_have_old_readings(device: Gpu, state: str) -> None:
+    described = node(device)
+
+    ((code,),) = shown_codes(batch_of(described), assessment_of(described)).tolist()
+
+    assert SHOWN_STATES[code] == state
 
 
 def test_to_a_pod_with_several_devices_a_link_fault_is_ill_health() -> None:
@@ -158,7 +191,7 @@ def test_no_nodes_need_no_explanation() -> None:
 def test_counts_of_states_match_the_states() -> None:
     nodes = (
         node(gpu(), busy(), unknown()),
-        node(gpu(is_excluded=True)),
+        node(gpu(is_excluded=True), gpu(is_excluded=True, cause=SIBLING)),
         node(gpu(is_foreign=True)),
     )
     batch, assessment = batch_of(*nodes), assessment_of(*nodes)

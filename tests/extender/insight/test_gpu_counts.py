@@ -52,7 +52,7 @@ def test_each_device_counts_once_and_mig_instances_count_apart(
             total.update(msgspec.structs.asdict(one))
     held = [gpu for gpu in shown if gpu.state == "idle" and gpu.replicas_used]
     assert total["held_idle"] == len(held)
-    for state in ("busy", "foreign", "unhealthy"):
+    for state in ("busy", "foreign", "unhealthy", "excluded"):
         assert total[state] == sum(gpu.state == state for gpu in shown)
 
 

@@ -117,7 +117,8 @@ def test_a_sibling_that_is_to_blame_has_a_source(world: World) -> None:
 
     first, second = devices(record)
 
-    assert "another GPU of its node has XID 79" in first.health
+    assert "excluded with its node: another GPU has XID 79" in first.health
+    assert [first.state, second.state] == ["excluded", "unhealthy"]
     assert first.signals["health"] == second.signals["health"] == ReportedSignal("prometheus", 10.0)
 
 

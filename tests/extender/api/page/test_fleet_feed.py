@@ -16,8 +16,6 @@ from testkit.webhook_requests import MakeClient
 from testkit.world import World
 from tests.extender.api.page.feeds import read
 
-WITHOUT_A_FRESH_READING = {"stale": "stale", "missing": "unknown"}
-
 
 def column(document: dict[str, Any], name: str, kind: str = "u1") -> list[int]:
     values: list[int] = np.frombuffer(base64.b64decode(document[name]), f"<{kind}").tolist()
@@ -38,16 +36,8 @@ async def test_page_shows_each_gpu_as_the_api_does(aiohttp_client: MakeClient) -
     _, document = read(fresh_feed(world).since(0)[1])
 
     looks = [LOOKS[state & 7] for state in column(document, "state")]
-    for gpu, look in zip(gpus, looks, strict=True):
-        if look == "excluded":  # it is idle, but another GPU of its node is unhealthy
-            assert gpu["why"] == "cannot work: GPU 0 of its node has XID 79: fallen off the bus"
-        elif gpu["state"] in {"idle", "unhealthy", "foreign"}:
-            assert look == gpu["state"]
-        elif gpu["freshness"] == "fresh":
-            assert look == "busy"
-        else:
-            assert look == WITHOUT_A_FRESH_READING[gpu["freshness"]]
-    assert looks.count("excluded") == 1
+    assert looks == [gpu["state"] for gpu in gpus]
+    assert set(looks) == set(LOOKS)
     activity = [None if one == 255 else one / 200 for one in column(document, "activity")]
     assert activity == [gpu["utilization_latest_ratio"] for gpu in gpus]
     assert [bool(state & HELD) for state in column(document, "state")] == [

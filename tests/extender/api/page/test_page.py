@@ -100,7 +100,7 @@ async def test_the_tooltip_says_why_and_which_pods_hold_the_gpu(browser: Browser
         await page.mouse.move(box["x"] + 75, box["y"] + 70)
 
         await expect(tip).to_contain_text("excluded")
-        await expect(tip).to_contain_text("cannot work: GPU 0 of its node has XID 79")
+        await expect(tip).to_contain_text("excluded with its node: GPU 0 has XID 79")
         await expect(tip).to_contain_text("held by team/train")
 
 
