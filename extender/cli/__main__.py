@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "costs": "Show the cost of held GPUs, used and idle, by pod, owner or namespace.",
     "decisions": "List the latest decisions.",
     "replay": "Repeat logged decisions with other settings, offline.",
-    "regret": "Compare the outcome of placements with our choice and the best node.",
+    "regret": "Compare the outcome of placements with idlegpu's choice and the best node.",
     "advise": "Recommend how to share GPUs, and find pods that request far too much.",
     "run": "Print a Job that runs a command on GPUs; --apply submits it.",
     "smoke": "Run nvidia-smi on a node, in a pod with one GPU.",

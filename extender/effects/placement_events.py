@@ -84,13 +84,21 @@ def describe(record: DecisionRecord) -> str:
     verdicts = [verdict for part in parts for verdict in explain(part)]
     if not verdicts:
         return ""
-    texts = ["; ".join(_gpus(verdict) for verdict in verdicts)]
+    texts = [_chosen(record, verdicts)]
+    texts.append(f"At that time {'; '.join(map(_gpus, verdicts))}")
     target = next((one for one in record.request.targets if one.node == node), None)
     if target is not None and target.devices:
         texts.append(_wanted(record, target))
-    if record.decision.best not in {node, None}:
-        texts.append(f"idlegpu's first choice was {record.decision.best}")
-    return f"GPU placement: {node}, {', '.join(texts)}"
+    return f"GPU placement: {'. '.join(texts)}"
+
+
+def _chosen(record: DecisionRecord, verdicts: Sequence[NodeVerdict]) -> str:
+    """Describe whether the pod's node was idlegpu's first choice, and why."""
+    node, best = record.bound_node, record.decision.best
+    if best not in {node, None}:
+        return f"{node}; idlegpu's first choice was {best}"
+    why = next((verdict.reason for verdict in verdicts if verdict.reason), "")
+    return f"{node}, idlegpu's first choice: {why}" if why else node
 
 
 def _wanted(record: DecisionRecord, target: Target) -> str:
@@ -107,24 +115,25 @@ def _wanted(record: DecisionRecord, target: Target) -> str:
     free = {device.index for device in devices if device.can_land and device.index is not None}
     named, open_to = ",".join(map(str, target.devices)), ",".join(map(str, sorted(free)))
     if not free:
-        return f"it is unknown whether it gets the requested GPU {named}"
+        return f"It is unknown whether it gets the requested GPU {named}"
     if free <= set(target.devices):
-        return f"GPU {open_to} as requested"
-    return f"it requested GPU {named}, and the kubelet chooses from GPU {open_to}"
+        return f"It gets GPU {open_to} as requested"
+    return f"It requested GPU {named}, and the kubelet chooses from GPU {open_to}"
 
 
 def _gpus(verdict: NodeVerdict) -> str:
-    """Describe activity and free memory of the GPUs on which a pod could land."""
+    """Describe a node's idle GPUs, and activity and free memory of those that a pod could get."""
     landing = [device for device in verdict.devices if device.can_land] or list(verdict.devices)
     idle = sum(device.state == "idle" for device in verdict.devices)
-    parts = [f"{idle} of {len(verdict.devices)} GPUs idle"]
+    parts = []
     busy = _known([device.utilization_ratio for device in landing])
     if busy:
         parts.append(f"mean activity {100 * sum(busy) / len(busy):.0f} %")
     parts += _free(landing)
     if not busy:
         parts.append("activity unknown")
-    return ", ".join(parts)
+    all_of_it = f"{idle} of its {len(verdict.devices)} GPUs were idle"
+    return f"{all_of_it}; GPUs open to the pod: {', '.join(parts)}"
 
 
 def _free(landing: Sequence[DeviceVerdict]) -> list[str]:

@@ -421,7 +421,7 @@ async def test_an_xid_that_excludes_the_node_affects_every_card(rig: Rig) -> Non
 
     actions = [one.verdict.action for one in report.devices if one.verdict is not None]
     causes = [one.verdict.cause for one in report.devices if one.verdict is not None]
-    assert actions == ["exclude", "exclude-node", "exclude"]
+    assert actions == ["excluded", "exclude-node", "excluded"]
     assert causes[0] == "another GPU of its node: XID 79: fallen off the bus"
 
 

@@ -132,11 +132,11 @@ async def test_a_bound_pod_is_explained_and_reported_in_one_event(world: World) 
 
     # and its GPU, once readings show it
     assert explained.out.startswith(f"default/mine: is on {idle}")
-    assert ", our first choice\n" in explained.out
+    assert ", idlegpu's first choice\n" in explained.out
     assert busy in explained.out
     assert "prometheus" in explained.out
-    assert "certain to land on an idle GPU; 3 idle of 3" in explained.out
-    assert f"GPU placement: {idle}, 3 of 3 GPUs idle, mean activity 0 %" in shown
+    assert "certain to get an idle GPU; 3 idle of 3" in explained.out
+    assert "3 of its 3 GPUs were idle; GPUs open to the pod: mean activity 0 %" in shown
     assert shown.count("GPU placement: ") == 1
 
 

@@ -20,8 +20,8 @@ _MOST: Final = DECISIONS.number("limit").high
 
 _FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
 _SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
-"""Texts for shadow mode, in which kube-scheduler did not receive our first choice: whether the pod
-is on it."""
+"""Texts for shadow mode, in which kube-scheduler did not receive idlegpu's first choice: whether
+the pod is on it."""
 
 
 @click.command("decisions")
@@ -33,8 +33,8 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
 
     kube-scheduler calls the extender twice for each pod: filter selects the nodes that suit,
     prioritize ranks them. Both calls are one row. FEASIBLE: nodes that suit, of the candidates;
-    CHOSE: our first choice; FOLLOWED: whether the pod was bound there. -o wide adds the runner-up
-    and the pod's requests; -o json lists each call.
+    CHOSE: idlegpu's first choice; FOLLOWED: whether the pod was bound there. -o wide adds the
+    runner-up and the pod's requests; -o json lists each call.
     """
     calls = min(2 * limit, _MOST) if session.is_table else limit
     answer = session.client.decisions(pod=pod, limit=calls)

@@ -60,7 +60,7 @@ def _render(
         answer: the explanation.
         client: queried for the processes that use foreign GPUs now.
         node: node to show in detail, or the reason why that is impossible; None for the pod's node,
-            or our first choice if it has none.
+            or idlegpu's first choice if it has none.
         limit: largest number of nodes to list.
         is_wide: show all recorded nodes in detail, and list the rejected nodes one by one.
         has_scores: show the parts of each detailed node's score.
@@ -111,12 +111,12 @@ def _outcome(answer: Explanation) -> str:
     if answer.is_hypothetical:
         return f"would go to {chosen}" if chosen else "no node is suitable"
     if answer.bound_node:
-        choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
+        choice = {True: "idlegpu's first choice", False: f"not idlegpu's first choice, {chosen}"}
         text = choice.get(bool(answer.is_followed), "") if decision else _NOT_KNOWN
         gpus = f" (GPU {', '.join(map(str, answer.gpus))})" if answer.gpus else ""
         return f"is on {answer.bound_node}{gpus}, {text}"
     if answer.state == "gone":
-        return f"is gone; our choice was {chosen or 'no node'}"
+        return f"is gone; idlegpu's choice was {chosen or 'no node'}"
     return f"waits: {answer.state}"
 
 

@@ -1,4 +1,4 @@
-"""`idlegpu regret`: compare the outcome of placements with our choice and the best node."""
+"""`idlegpu regret`: compare the outcome of placements with idlegpu's choice and the best node."""
 
 import click
 from rich.console import RenderableType

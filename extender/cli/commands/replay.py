@@ -71,8 +71,8 @@ def _render(report: "ReplayReport") -> RenderableType:
     if report.bound:
         parts.append(
             line(
-                f"{report.followed} of the {report.bound} pods known to be bound are on our first "
-                "choice"
+                f"{report.followed} of the {report.bound} pods known to be bound are on "
+                "idlegpu's first choice"
             )
         )
     if report.narrowed and report.changes:

@@ -19,7 +19,7 @@ PREFERRED: Final = "preferred model"
 MAY_GET: Final = -1
 """Place of a node with several models if the pod's list has only some of them."""
 _TOGETHER: Final = {JOINED: "joined by NVLink", NEAR: "on one NUMA node"}
-NOMINATED: Final = "nominated: pods that are being deleted make it do"
+NOMINATED: Final = "nominated: it has room once deleted pods are gone"
 """Reason of a nominated node that passes only after deleted pods have left it."""
 BETWEEN: Final = "; "
 """Separator between the clauses of a reason: certainty of idle GPUs, further factors, fit."""
@@ -88,7 +88,7 @@ def reason(grounds: Grounds) -> str:
         ...     needed=1, room=1.0, unhealthy=0.0, suspicion=0.0, place=None,
         ...     strategy=Strategy.AUTO, is_shared=False, allocatable=8, left=4, idle=5,
         ...     utilization=0.0, memory_used=0.0))
-        'certain to land on an idle GPU; leaves 4 of 8 together'
+        'certain to get an idle GPU; leaves 4 of 8 usable'
     """
     return BETWEEN.join([_landing(grounds), *_doubts(grounds), _fit(grounds)])
 
@@ -97,15 +97,15 @@ def _landing(grounds: Grounds) -> str:
     """Return the clause about the certainty of idle GPUs."""
     gpus = "an idle GPU" if grounds.needed == 1 else f"{grounds.needed} idle GPUs"
     if grounds.is_sure:
-        return f"certain to land on {gpus}"
+        return f"certain to get {gpus}"
     if grounds.is_freed and grounds.least >= _LEAST_PRESUMED:
-        return f"presumed to land on {gpus}, just freed"
+        return f"presumed to get {gpus}, just freed"
     if grounds.is_unknown:
         return "nothing is known of its GPUs"
     if not grounds.chance:
-        return f"certain not to land on {gpus}"
+        return f"certain not to get {gpus}"
     words = {Band.LIKELY: "likely to", Band.UNKNOWN: "may", Band.UNLIKELY: "unlikely to"}
-    return f"{words[grounds.band]} land on {gpus} ({_percent(grounds.chance)})"
+    return f"{words[grounds.band]} get {gpus} ({_percent(grounds.chance)})"
 
 
 def _doubts(grounds: Grounds) -> Iterator[str]:
@@ -135,8 +135,7 @@ def _fit(grounds: Grounds) -> str:
         busy, used = _percent(grounds.utilization), _percent(grounds.memory_used)
         return f"{busy} active, {used} of memory in use"
     of_all = f"of {grounds.allocatable}{' replicas' if grounds.is_shared else ''}"
-    left = f"leaves {grounds.left} {of_all} together" if grounds.left else f"leaves none {of_all}"
-    return f"{left}{_strands(grounds.stranded)}"
+    return f"leaves {grounds.left or 'none'} {of_all} usable{_strands(grounds.stranded)}"
 
 
 def _strands(gpus: float | None) -> str:
@@ -145,7 +144,7 @@ def _strands(gpus: float | None) -> str:
         return ""
     if gpus < 0:
         return f", takes {-gpus:.3g} that recent requests could not use"
-    return f", strands {gpus:.3g} for recent requests"
+    return f", makes {gpus:.3g} useless for recent requests"
 
 
 def _percent(ratio: float) -> str:

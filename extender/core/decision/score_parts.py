@@ -33,7 +33,7 @@ from extender.core.decision.scoring import (
 from extender.core.nodes.snapshot import Batch, Ratios, Rows
 from extender.core.policy import Strategy, Weights
 
-BAND: Final = "likely to land on idle GPUs"
+BAND: Final = "likely to get idle GPUs"
 MODEL: Final = "preferred model"
 ROOM: Final = "GPUs with room for its memory"
 CERTAINTY: Final = "certainty and health"

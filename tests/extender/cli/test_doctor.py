@@ -28,7 +28,7 @@ def test_a_finding_is_reported_with_evidence_and_remedy(run: Run, files: list[st
 
     lines = result.stdout.splitlines()
     assert lines[0].startswith("IG004 error  profile default-scheduler: kube-scheduler's own")
-    assert lines[1].strip().startswith(f"{files[0]}: weight: 1: our first choice counts 4000")
+    assert lines[1].strip().startswith(f"{files[0]}: weight: 1: idlegpu's first choice counts 4000")
     assert lines[3].strip().startswith("-> weight: 7: put it into the file")
     assert "      ... and 2 more (-o wide)" in lines
     assert "IG105 could not run  every GPU node is measured: pods: not given" in lines

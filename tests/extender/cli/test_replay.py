@@ -70,7 +70,7 @@ def test_replay_with_set_reports_differences(log: Path) -> None:
     assert ["kube-scheduler", "3", "0", "13.0%", "100%"] in table
     assert "ACTIVITY: mean of the GPUs where the pods land" in shown.stdout
     assert "ACTIVITY FROM   ACTIVITY TO" in shown.stdout
-    assert "2 of the 3 pods known to be bound are on our first choice" in shown.stdout
+    assert "2 of the 3 pods known to be bound are on idlegpu's first choice" in shown.stdout
 
 
 def test_programs_receive_the_same(log: Path) -> None:

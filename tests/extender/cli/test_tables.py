@@ -111,7 +111,7 @@ def test_option_shows_every_recorded_node_in_detail(run: Run) -> None:
     assert text.count("PART OF THE SCORE") == 4  # also for a refused pod
     assert one.count("PART OF THE SCORE") == 1
     assert plain.count("PART OF THE SCORE") == 0
-    assert "\ncertain to land on 2 idle GPUs; leaves none of 2\n" in plain
+    assert "\ncertain to get 2 idle GPUs; leaves none of 2 usable\n" in plain
     assert "node-3, nvidia.com/gpu: 2 idle of 2 GPUs" in one
 
 

@@ -151,12 +151,12 @@ def test_refusal_lifted_by_leaving_pods_is_not_named(
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        (freed(), "presumed to land on an idle GPU, just freed"),
-        (gpu(freshness=0.9, memory_freshness=0.9), "likely to land on an idle GPU (95 %)"),
+        (freed(), "presumed to get an idle GPU, just freed"),
+        (gpu(freshness=0.9, memory_freshness=0.9), "likely to get an idle GPU (95 %)"),
     ],
 )
 def test_only_a_gpu_that_was_freed_is_called_just_freed(device: Gpu, why: str) -> None:
-    assert verdict_on(node(device)).reason == f"{why}; leaves none of 1"
+    assert verdict_on(node(device)).reason == f"{why}; leaves none of 1 usable"
 
 
 def test_a_refusal_is_named() -> None:

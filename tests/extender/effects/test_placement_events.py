@@ -65,7 +65,9 @@ async def test_event_describes_the_gpus_of_the_pod(placed: World) -> None:
     await decide(placed, "node-7")
 
     assert describe(bind(placed, "node-7")) == (
-        "GPU placement: node-7, 2 of 4 GPUs idle, mean activity 0 %, 80 GiB free each"
+        "GPU placement: node-7, idlegpu's first choice: certain to get 2 idle GPUs; leaves none of "
+        "4 usable. At that time 2 of its 4 GPUs were idle; GPUs open to the pod: mean activity 0 "
+        "%, 80 GiB free each"
     )
 
 
@@ -93,8 +95,8 @@ async def test_an_event_states_that_kube_scheduler_chose_another_node(placed: Wo
 
     text = describe(bind(placed, other))
 
-    assert text.startswith(f"GPU placement: {other}, 2 of ")
-    assert text.endswith(f"idlegpu's first choice was {first.decision.best}")
+    preferred = f"idlegpu's first choice was {first.decision.best}"
+    assert text.startswith(f"GPU placement: {other}; {preferred}. At that time 2 of its ")
 
 
 async def test_the_event_shows_the_readings_of_the_decision() -> None:
@@ -103,16 +105,16 @@ async def test_the_event_shows_the_readings_of_the_decision() -> None:
     await decide(world, "n", gpus=1)
     world.report({"n": [BUSY, BUSY]})
 
-    assert "2 of 2 GPUs idle" in describe(bind(world, "n"))
+    assert "2 of its 2 GPUs were idle" in describe(bind(world, "n"))
 
 
 @pytest.mark.parametrize(
     ("target", "gpus", "text"),
     [
-        ("node-7::0,1", 2, "GPU 0,1 as requested"),
-        ("node-7::0,1,3", 1, "GPU 0,1 as requested"),
-        ("node-7::1", 1, "it requested GPU 1, and the kubelet chooses from GPU 0,1"),
-        ("node-7::2", 1, "it requested GPU 2, and the kubelet chooses from GPU 0,1"),
+        ("node-7::0,1", 2, "It gets GPU 0,1 as requested"),
+        ("node-7::0,1,3", 1, "It gets GPU 0,1 as requested"),
+        ("node-7::1", 1, "It requested GPU 1, and the kubelet chooses from GPU 0,1"),
+        ("node-7::2", 1, "It requested GPU 2, and the kubelet chooses from GPU 0,1"),
     ],
 )
 async def test_whether_the_pod_gets_the_gpus_that_it_named(
@@ -120,7 +122,7 @@ async def test_whether_the_pod_gets_the_gpus_that_it_named(
 ) -> None:
     await decide(placed, "node-7", "node-8", gpus=gpus, target=target, verb="filter")
 
-    assert describe(bind(placed, "node-7")).endswith(f", {text}")
+    assert describe(bind(placed, "node-7")).endswith(f". {text}")
 
 
 async def test_an_event_promises_no_gpus_without_an_index() -> None:
@@ -129,7 +131,7 @@ async def test_an_event_promises_no_gpus_without_an_index() -> None:
     await decide(world, "dark", gpus=1, target="dark::0")
 
     assert describe(bind(world, "dark")).endswith(
-        "it is unknown whether it gets the requested GPU 0"
+        "It is unknown whether it gets the requested GPU 0"
     )
 
 
@@ -139,7 +141,8 @@ async def test_event_says_that_the_node_is_unknown() -> None:
     await decide(world, "dark", gpus=1)
 
     assert describe(bind(world, "dark")) == (
-        "GPU placement: dark, 0 of 1 GPUs idle, activity unknown"
+        "GPU placement: dark, idlegpu's first choice: nothing is known of its GPUs; leaves none of "
+        "1 usable. At that time 0 of its 1 GPUs were idle; GPUs open to the pod: activity unknown"
     )
 
 
@@ -187,7 +190,7 @@ async def test_the_event_describes_a_node_that_was_not_among_the_best(
 ) -> None:
     record = await decide_and_bind(placed, others=others, seconds=seconds)
 
-    assert describe(record).startswith(f"GPU placement: {record.bound_node}, 2 of ")
+    assert describe(record).startswith(f"GPU placement: {record.bound_node}; idlegpu's first ")
     (verdict,) = (one for one in record.details if one.node == record.bound_node)
     assert verdict.is_late is is_late
     # A pod is no neighbor of its own: its GPUs were free for it.
@@ -242,7 +245,7 @@ async def test_one_event_is_written_at_the_binding(
     assert method == "POST"
     assert (event["type"], event["reason"]) == ("Normal", "GPUPlacement")
     assert event["regarding"]["name"] == "p"
-    assert event["note"].startswith("GPU placement: node-7, 2 of 4 GPUs idle")
+    assert event["note"].startswith("GPU placement: node-7, idlegpu's first choice: certain ")
 
 
 async def test_a_placement_that_cannot_be_described_is_counted(

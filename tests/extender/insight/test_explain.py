@@ -69,7 +69,7 @@ async def test_every_node_has_the_parts_of_its_score(world: World, client: Clien
         assert total(node) == pytest.approx(node["score"], abs=1e-9)
     assert answer["nodes"][0]["is_bound"] is True
     assert answer["nodes"][0]["lost_by"] is None
-    assert answer["nodes"][1]["lost_by"] == "may land on an idle GPU (50 %)"
+    assert answer["nodes"][1]["lost_by"] == "may get an idle GPU (50 %)"
     device = answer["nodes"][0]["devices"][0]
     assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
     reported = {"source": "prometheus", "age_seconds": 0}

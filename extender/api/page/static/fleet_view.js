@@ -164,18 +164,19 @@ export class FleetView {
   showCounts() {
     const { fleet } = this;
     const counts = fleet.counts(), { kinds } = counts;
+    const isKnown = fleet.version > 0; // until the first data arrive, no count is zero
     this.chips.forEach(({ chip, number }, at) => {
-      number.textContent = count(kinds[at]);
+      number.textContent = isKnown ? count(kinds[at]) : "";
       chip.classList.toggle("none", kinds[at] === 0);
     });
     const nodes = this.groups.reduce((sum, group) => sum + group.nodes.length, 0);
     const all = fleet.names.length;
     const text = nodes === all ? `${plural(all, "node")}, ${fleet.sizeInWords(counts).join(", ")}` : `${count(nodes)} of ${plural(all, "node")}`;
-    show(byId("totals"), text);
-    byId("map").setAttribute("aria-label", `Fleet map: ${text}; ${KINDS.map((kind, at) => (kinds[at] ? `${count(kinds[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
+    show(byId("totals"), isKnown ? text : "");
+    byId("map").setAttribute("aria-label", !isKnown ? "Fleet map: no data yet" : `Fleet map: ${text}; ${KINDS.map((kind, at) => (kinds[at] ? `${count(kinds[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
     const empty = byId("empty");
-    empty.hidden = nodes > 0 || !fleet.version;
-    if (!empty.hidden) show(empty, h("p", {}, all ? "No node matches." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
+    empty.hidden = nodes > 0;
+    if (!empty.hidden) show(empty, h("p", {}, !isKnown ? "Connecting to the extender: no data yet." : all ? "No node matches." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
   }
 
   showPick() {

@@ -275,7 +275,7 @@ def _drowned(facts: Facts) -> Iterator[Problem]:
                 continue
             name = text_of(profile.get("schedulerName")) or "default-scheduler"
             weighted = (
-                f"{scheduler.source}: weight: {weight}: our first choice counts {ours_most:g}"
+                f"{scheduler.source}: weight: {weight}: idlegpu's first choice counts {ours_most:g}"
             )
             ours = f"{weighted} (weight {weight} x score {scale:g} x 10)"
             if is_weak:

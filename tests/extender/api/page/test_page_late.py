@@ -132,6 +132,11 @@ async def test_a_page_is_live_only_once_it_knows_the_fleet(
             lambda: "GET /v1/session" in server.requested
         )  # requested when the stream opens
         assert await page.locator("#status-text").inner_text() == "Connecting"
+        assert (
+            await page.locator("#empty").inner_text() == "Connecting to the extender: no data yet."
+        )
+        shown = await page.locator("#totals, #chips .count").all_inner_texts()
+        assert set(shown) == {""}  # no count is zero as long as it is unknown
 
         is_slow = False
 

@@ -169,7 +169,9 @@ def test_a_weight_that_lets_one_side_alone_decide_is_reported(
 def test_the_evidence_is_the_arithmetic() -> None:
     facts = at(entry(weight=1), settings={"wire": {"max_score": 10}})
 
-    assert "our first choice counts 100 (weight 1 x score 10 x 10)" in evidence("IG004", facts)
+    assert "idlegpu's first choice counts 100 (weight 1 x score 10 x 10)" in evidence(
+        "IG004", facts
+    )
     assert "idle against busy counts 40 of it" in evidence("IG004", facts)
     assert "weights sum to 12: they count up to 1200" in evidence("IG004", facts)
     assert found("IG004", facts)[0].remedy.startswith("weight: 30: ")
