@@ -18,6 +18,9 @@ from testkit.controlplane.telemetry import PrometheusServer
 from testkit.controlplane.ways import Setup, elected
 
 SCRAPE_SECONDS: Final = 0.5
+HTTP_TIMEOUT: Final = "5s"
+"""kube-scheduler's timeout of a call; 1 s as shipped. On a machine that runs five tests at once an
+answer may take longer, and kube-scheduler would place the pod alone."""
 WITHOUT_EXTENDER: Final = "E2E_WITHOUT_EXTENDER"
 """With this variable set kube-scheduler does not call the extender, and the scenarios must fail: a
 check of the scenarios themselves."""
@@ -82,13 +85,15 @@ class Services:
     def scheduler_config(self, changes: Mapping[str, object] | None = None) -> Object:
         """Return the shipped KubeSchedulerConfiguration with the extender's address.
 
+        Calls time out after `HTTP_TIMEOUT`, if `changes` has no other value.
+
         Args:
             changes: fields of the extender's entry to change, e.g. `{"ignorable": False}`.
         """
         setup = self.setup
         return scheduler_config(
             self.extender.webhooks,
-            changes,
+            {"httpTimeout": HTTP_TIMEOUT, **(changes or {})},
             file=setup.scheduler_file,
             certificates=setup.certificates and setup.certificates / "kube-scheduler",
         )

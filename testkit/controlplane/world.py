@@ -33,10 +33,6 @@ SETTINGS: Final[Mapping[str, object]] = {
 }
 """Settings that differ from the defaults in all scenarios: shorter times than in a real cluster."""
 
-HTTP_TIMEOUT: Final = "5s"
-"""kube-scheduler's timeout of a call; 1 s as shipped. On a machine that runs five tests at once an
-answer may take longer, and kube-scheduler would place the pod alone."""
-
 
 class World:
     """Nodes and pods of one scenario; `add` nodes, then `start`.
@@ -114,7 +110,7 @@ class World:
         await services.extender.ensure(merged(self._settings(), settings or {}))
         await services.ensure_scheduler(
             {
-                **services.scheduler_config({"httpTimeout": HTTP_TIMEOUT, **(extender or {})}),
+                **services.scheduler_config(extender),
                 "podInitialBackoffSeconds": 1,
                 "podMaxBackoffSeconds": 1,
             }

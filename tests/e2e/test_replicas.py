@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from testkit.controlplane.objects import pod
 from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.service import Service, serving
+from testkit.controlplane.services import HTTP_TIMEOUT
 from testkit.controlplane.waiting import wait_for
-from testkit.controlplane.world import HTTP_TIMEOUT, World, spread
+from testkit.controlplane.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from simulation.devices import Loss
 from testkit.controlplane.objects import GPU, Object, pod
 from testkit.controlplane.scheduler import extender
-from testkit.controlplane.world import HTTP_TIMEOUT, World, spread
+from testkit.controlplane.world import World, spread
 from testkit.serving import serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -20,7 +20,7 @@ REFUSED = "node(s) were refused by the other extender"
 
 async def start_scheduler(world: World, *others: Object, **changes: object) -> None:
     """Restart kube-scheduler with further extenders after idlegpu, and with other settings."""
-    config = world.services.scheduler_config({"httpTimeout": HTTP_TIMEOUT})
+    config = world.services.scheduler_config()
     config["extenders"] += others
     config |= {"podInitialBackoffSeconds": 1, "podMaxBackoffSeconds": 2, **changes}
     await world.services.ensure_scheduler(config)
