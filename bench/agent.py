@@ -34,7 +34,7 @@ WARM_SECONDS: Final = 12.0
 
 MOST_PASS_MS: Final = 5.0
 MOST_CORE_PERCENT: Final = 0.5
-MOST_MIB: Final = 60.0
+MOST_MIB: Final = 100.0
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 

@@ -92,7 +92,7 @@ def run(seed: int, name: str) -> dict[str, float]:
     placement = WAYS[name](seed)
     outcome = day.run(placement)
     placement.close()
-    pods, wait, counts = day.asks, outcome.wait_seconds / 60, day.counts
+    pods, wait, counts = day.fleet_pods, outcome.wait_seconds / 60, day.counts
     small, large = pods.is_whole & (pods.gpus == 1), pods.gpus == LARGEST
     shared = ~pods.is_whole
     values = [

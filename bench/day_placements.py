@@ -191,10 +191,13 @@ class WithIdlegpu(KubeScheduler):
 
 def pod_object(day: FleetDay, pod: int, name: str) -> dict[str, Any]:
     """Build the Pod object of one of the day's waiting pods."""
-    kind, _, owner = day.pods.owner[pod].partition(" ")
-    resource = GPU if day.asks.is_whole[pod] else SHARED_GPU
-    gpus = {resource: str(day.asks.gpus[pod])}
-    host = {"cpu": f"{day.asks.millicores[pod]}m", "memory": str(day.asks.host_bytes[pod])}
+    kind, _, owner = day.fleet_pods.owner[pod].partition(" ")
+    resource = GPU if day.fleet_pods.is_whole[pod] else SHARED_GPU
+    gpus = {resource: str(day.fleet_pods.gpus[pod])}
+    host = {
+        "cpu": f"{day.fleet_pods.millicores[pod]}m",
+        "memory": str(day.fleet_pods.host_bytes[pod]),
+    }
     return {
         "metadata": {
             "uid": f"uid-{name}",

@@ -61,7 +61,7 @@ class FleetDay(Day):
         pods: the pods; None to draw them.
 
     Attributes:
-        asks: the pods of the day.
+        fleet_pods: the pods of the day.
         millicores: CPU that each node's pods request.
         host_bytes: memory that each node's pods request.
         broken: whether each card is broken, by step and card.
@@ -69,10 +69,10 @@ class FleetDay(Day):
     """
 
     def __init__(self, seed: int, pods: FleetPods | None = None) -> None:
-        self.asks = pods or draw_fleet_pods(seed)
+        self.fleet_pods = pods or draw_fleet_pods(seed)
         super().__init__(
             shape=ALL,
-            pods=self.asks,
+            pods=self.fleet_pods,
             foreign=draw_outside(seed),
             ties=np.random.default_rng([seed, 3]),
         )
@@ -80,7 +80,7 @@ class FleetDay(Day):
         self.millicores = np.zeros(NODES, dtype=np.intp)
         self.host_bytes = np.zeros(NODES, dtype=np.intp)
         self.counts = Counts()
-        self._seen = np.zeros(len(self.asks), dtype=np.bool_)
+        self._seen = np.zeros(len(self.fleet_pods), dtype=np.bool_)
 
     @property
     def free(self) -> Ints:
@@ -92,7 +92,11 @@ class FleetDay(Day):
     def shares(self, nodes: Sequence[int], pod: int | None = None) -> tuple[Floats, Floats]:
         """Return the requested shares of each node's CPU and memory, including a pod if given."""
         at = list(nodes)
-        more = (0, 0) if pod is None else (self.asks.millicores[pod], self.asks.host_bytes[pod])
+        more = (
+            (0, 0)
+            if pod is None
+            else (self.fleet_pods.millicores[pod], self.fleet_pods.host_bytes[pod])
+        )
         return (
             (self.millicores[at] + more[0]) / HOST.millicores,
             (self.host_bytes[at] + more[1]) / HOST.memory_bytes,
@@ -102,19 +106,19 @@ class FleetDay(Day):
     def nodes_for(self, pod: int) -> list[int]:
         """Return the nodes with enough free GPUs, CPU and memory for a pod."""
         cpu, memory = self.shares(range(NODES), pod)
-        has_room = (self.free >= self.asks.gpus[pod]) & (cpu <= 1) & (memory <= 1)
-        has_room &= (np.arange(NODES) < WHOLE.nodes) == self.asks.is_whole[pod]
+        has_room = (self.free >= self.fleet_pods.gpus[pod]) & (cpu <= 1) & (memory <= 1)
+        has_room &= (np.arange(NODES) < WHOLE.nodes) == self.fleet_pods.is_whole[pod]
         nodes: list[int] = np.flatnonzero(has_room).tolist()
         return nodes
 
     @override
     def hand_out(self, pod: int, node: int) -> Ints:
         """Return the assigned devices: any free whole GPUs, or the shared one with fewest pods."""
-        if not self.asks.is_whole[pod]:
+        if not self.fleet_pods.is_whole[pod]:
             return super().hand_out(pod, node)
         first = node * CARDS
         free = first + np.flatnonzero(self.slots[first : first + CARDS, 0] == NO_POD)
-        return self.ties.permutation(free)[: self.asks.gpus[pod]]
+        return self.ties.permutation(free)[: self.fleet_pods.gpus[pod]]
 
     @override
     def place(self, placement: Placement, pod: int) -> bool:
@@ -122,25 +126,25 @@ class FleetDay(Day):
         is_first, self._seen[pod] = not self._seen[pod], True
         free = int(self.free[: WHOLE.nodes].sum())
         if not super().place(placement, pod):
-            if is_first and self.asks.gpus[pod] == LARGEST <= free:
+            if is_first and self.fleet_pods.gpus[pod] == LARGEST <= free:
                 self.counts.shut_out += 1
             return False
         cards = np.flatnonzero((self.slots == pod).any(axis=1))
         node = int(cards[0]) // CARDS
-        self.millicores[node] += self.asks.millicores[pod]
-        self.host_bytes[node] += self.asks.host_bytes[pod]
+        self.millicores[node] += self.fleet_pods.millicores[pod]
+        self.host_bytes[node] += self.fleet_pods.host_bytes[pod]
         self.counts.on_broken += bool(self.broken[self.at, cards].any())
         if (self.foreign.utilization[self.at, cards] > 0).any():
-            self.counts.on_foreign += bool(self.asks.is_whole[pod])
-            self.counts.beside_foreign += not self.asks.is_whole[pod]
+            self.counts.on_foreign += bool(self.fleet_pods.is_whole[pod])
+            self.counts.beside_foreign += not self.fleet_pods.is_whole[pod]
         return True
 
     @override
     def leave(self, placement: Placement, pod: int, *, is_failed: bool) -> None:
         """Release the devices and requests of a pod."""
         node = int(np.flatnonzero((self.slots == pod).any(axis=1))[0]) // CARDS
-        self.millicores[node] -= self.asks.millicores[pod]
-        self.host_bytes[node] -= self.asks.host_bytes[pod]
+        self.millicores[node] -= self.fleet_pods.millicores[pod]
+        self.host_bytes[node] -= self.fleet_pods.host_bytes[pod]
         super().leave(placement, pod, is_failed=is_failed)
 
     @override
@@ -163,7 +167,9 @@ class FleetDay(Day):
     def note_waiting(self, waiting: Sequence[int]) -> None:
         """Count the step for the waiting pods, and the whole GPUs that they could have used."""
         super().note_waiting(waiting)
-        wanted = int(self.asks.gpus[[pod for pod in waiting if self.asks.is_whole[pod]]].sum())
+        wanted = int(
+            self.fleet_pods.gpus[[pod for pod in waiting if self.fleet_pods.is_whole[pod]]].sum()
+        )
         if wanted:
             cards = slice(WHOLE.devices)
             is_idle = self.slots[cards, 0] == NO_POD

@@ -5,7 +5,7 @@ exponents are learned from all GPUs, by comparing the estimates of an hour ago w
 The prior is mean + standard deviation alone. The extender does not use forecasts: docs/decision.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -155,9 +155,6 @@ def judge(series: Series, seed: int, warm_up: int) -> dict[str, float]:
 
 def _choices(draws: np.random.Generator, gpus: int) -> Ints:
     return np.stack([draws.permutation(gpus)[:OF] for _ in range(PICKS)])
-
-
-Draw = Callable[[np.random.Generator], Floats]
 
 
 def draw_pod(

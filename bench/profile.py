@@ -27,32 +27,6 @@ _LOOP: Final = (
     *("<frozen runpy>", "asyncio/__init__.py"),
 )
 
-CHANGED: Final = """Changes because of such profiles, each with its share of the time before:
-
-- Eight requests were evaluated again for all nodes every five seconds (47 % of all). Now estimates
-  are refreshed every ten seconds, and when readings arrive.
-- Each binding copied some forty arrays of 40,000 devices and evaluated its node once more (a third
-  of filter). Now rows are patched, readings are estimated again only if their inputs changed, and a
-  pod that is bound where it was assumed changes nothing.
-- Each of the requests that take turns was evaluated by itself while a pod waited (a fifth of
-  filter). Now one evaluation covers all of them, before kube-scheduler calls.
-- The names in a request were read twice, and hashed by gathers of whole matrices (a quarter of
-  filter). Now they are read once, in place.
-- Reasons were written for nodes that the shortlist leaves out (a third of filter if many nodes are
-  refused). Now these reasons are left out, too.
-- Details for explanations were gathered in both verbs, and log lines and metrics came before the
-  answer. Now details are gathered once, and all of this follows the answer.
-- Each refresh evaluated every recent request for all devices from the first column on (27 %). Now
-  memory, load and landing set, which the requests share, are computed once.
-- Prioritize repeated work that can be predicted. Now it is decided while kube-scheduler's own
-  plugins score.
-- The pod was decoded and parsed in each request (an eighth of filter). Now the record from the API
-  server is used if it has the same version, and equal pods are parsed once.
-- Filter waited for the evaluation of every device for a request without a cache entry (three
-  quarters of filter). Now that is done when the API server sends the pod.
-- Changes by a pod's binding were evaluated three milliseconds later, when the next pod's request
-  had often arrived (a quarter of filter). Now they are evaluated at once, with a pause after."""
-
 
 def main() -> int:
     """Profile, print and write the result."""
@@ -84,7 +58,7 @@ def main() -> int:
         shares = inclusive_shares(raw.read_text())
     rows = [{"function": name, "share %": 100 * share} for name, share in shares.most_common(SHOWN)]
     how = f"{len(placed)} pods placed in {arguments.seconds} s, {arguments.nodes:,} nodes."
-    notes = [how, (__doc__ or "").partition("\n\n")[2].strip(), CHANGED]
+    notes = [how, (__doc__ or "").partition("\n\n")[2].strip()]
     report("profile", "Where the time goes", rows=rows, bounds=[], notes=notes)
     return 0
 

@@ -108,18 +108,9 @@ class SimulatedControlPlane:
         self.store.put(Kind.PODS, pod)
         refusal = observe_pod(self.fleet, pod)
         if refusal:
-            return self._end(pod, "Failed", reason="UnexpectedAdmissionError", message=refusal)
+            return self._fail(pod, reason="UnexpectedAdmissionError", message=refusal)
         running = bound_pod_object(pod, uid=pod_ref(pod).uid, node=node, bound_at=now)
         return self.store.put(Kind.PODS, running)
-
-    def end_pod(self, namespace: str, name: str, *, is_failed: bool = False) -> JsonObject:
-        """End a pod and free its devices.
-
-        Raises:
-            AbsentError: the pod does not exist.
-        """
-        pod = copy_json(self._pod(namespace, name))
-        return self._end(pod, "Failed" if is_failed else "Succeeded")
 
     def delete_pod(self, namespace: str, name: str) -> JsonObject:
         """Delete a pod and free its devices.
@@ -131,21 +122,16 @@ class SimulatedControlPlane:
         removed = self.store.remove(Kind.PODS, namespace, name)
         return removed or {}
 
-    def _end(
-        self, pod: JsonObject, phase: str, *, reason: str = "", message: str = ""
-    ) -> JsonObject:
+    def _fail(self, pod: JsonObject, *, reason: str, message: str) -> JsonObject:
         now = timestamp(self.fleet.clock())
         status = child(pod, "status")
-        status["phase"] = phase
-        if reason:
-            status |= {"reason": reason, "message": message}
+        status |= {"phase": "Failed", "reason": reason, "message": message}
         containers = status.get("containerStatuses")
         for container in containers if isinstance(containers, list) else []:
             started_at = container["state"].get("running", {}).get("startedAt", now)
-            exit_code = 0 if phase == "Succeeded" else 1
             container["ready"] = container["started"] = False
             container["state"] = {
-                "terminated": {"exitCode": exit_code, "startedAt": started_at, "finishedAt": now}
+                "terminated": {"exitCode": 1, "startedAt": started_at, "finishedAt": now}
             }
         observe_pod(self.fleet, pod)
         return self.store.put(Kind.PODS, pod)

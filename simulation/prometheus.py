@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,29 +27,9 @@ from testkit.serving import serve
 
 logger = logging.getLogger(__name__)
 
-JOB: Final = "dcgm-exporter"
+_JOB: Final = "dcgm-exporter"
 _BACKFILL_STEP_SECONDS: Final = 60.0
 _SCRAPE_TIMEOUT_SECONDS: Final = 5.0
-
-TargetLabels = Callable[[SimulatedNode], Mapping[str, str]]
-
-
-def plain_labels(node: SimulatedNode) -> Mapping[str, str]:
-    """Return a target's labels as a hand-written `scrape_configs` entry would."""
-    return {"instance": instance_of(node), "job": JOB}
-
-
-def service_monitor_labels(node: SimulatedNode) -> Mapping[str, str]:
-    """Return a target's labels as the GPU Operator's ServiceMonitor would."""
-    return {
-        "container": "nvidia-dcgm-exporter",
-        "endpoint": "gpu-metrics",
-        "instance": instance_of(node),
-        "job": "nvidia-dcgm-exporter",
-        "namespace": "gpu-operator",
-        "pod": f"nvidia-dcgm-exporter-{node.name}",
-        "service": "nvidia-dcgm-exporter",
-    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,14 +40,12 @@ class SimulatedPrometheus:
         fleet: fleet of the targets, with the clock.
         exporter_url: base URL of the exporter.
         interval_seconds: time between two scrapes.
-        target_labels: returns the labels of a target.
         store: the samples.
     """
 
     fleet: SimulatedFleet
     exporter_url: str
     interval_seconds: float = 2.0
-    target_labels: TargetLabels = plain_labels
     store: SampleStore = field(default_factory=SampleStore)
 
     def backfill(self, seconds: float) -> None:
@@ -119,7 +97,7 @@ class SimulatedPrometheus:
 
     def _samples(self, node: SimulatedNode, text: str | None) -> list[tuple[dict[str, str], float]]:
         """Return the samples of a scrape and its `up`, or only `up` if the scrape failed."""
-        labels = self.target_labels(node)
+        labels = {"instance": instance_of(node), "job": _JOB}
         samples = [
             (with_target_labels(own, labels), value) for own, value in parse_scrape(text or "")
         ]

@@ -66,7 +66,7 @@ class Sampling(KubeScheduler):
                         for at in nodes
                     },
                     best=best,
-                    resource=GPU if day.asks.is_whole[pod] else SHARED_GPU,
+                    resource=GPU if day.fleet_pods.is_whole[pod] else SHARED_GPU,
                 )
             )
         return super().choose(day, pod, nodes)

@@ -13,7 +13,8 @@ from extender.cli.tables import Cell, line, sheet, stack, word
 _CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip
 _WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
-_PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">ASKS GiB", ">BETTER GiB"]
+_PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">REQUESTED GiB",
+         ">BETTER GiB"]  # fmt: skip
 _WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
 _STRANDED = ["NODE", ">STRANDED", ">FREE", "LACKS", "LEFT", "NEED EACH", "HELD BY"]
 _SHOWN_HOLDERS = 3

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from typing import Final
@@ -29,8 +29,6 @@ _REST_SECONDS: Final = 0.002
 """Pause after each step of less than a millisecond. A decision then waits for at most one step."""
 
 CLOSE_SECONDS: Final = 5.0
-
-_Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
