@@ -121,7 +121,6 @@ class Agent:
     def __init__(
         self, options: Options, backend: Backend, tenants: Tenants, clock: Clock = time.time
     ) -> None:
-        self.options = options
         self.tenants = tenants
         self.sampler = Sampler(backend, options, tenants, clock=clock)
         self.registry = CollectorRegistry()

@@ -41,7 +41,7 @@ from bench.machine import RESULTS, Bound, report
 from bench.noise import noise_server
 from bench.placing import Connection, Placed, Scheduler, percentile
 from bench.processes import watching_memory
-from bench.timing import Phase, ask_noise, place_and_free
+from bench.timing import Phase, place_and_free, request_noise
 from bench.world import BenchError, FleetSpec, World, open_world
 from extender.webhook.admission.webhook import PATH as ADMISSION_PATH
 from testkit.certificates import client_context, issue
@@ -149,23 +149,23 @@ async def send_bombs(port: Port) -> None:
     """Send small compressed bodies that unpack to hundreds of megabytes."""
     body = gzip.compress(bytes(BOMB_BYTES), 9)
     message = port.head(len(body), extra="Content-Encoding: gzip\r\n") + body
-    await _each(BOMBS, lambda: _ask(port, message))
+    await _each(BOMBS, lambda: _request(port, message))
 
 
 async def send_large(port: Port) -> None:
     """Send large bodies, and JSON with very many small values."""
     body = b'{"Pod":[' + b"{}," * (LARGE_BYTES // 3) + b"{}]}"
-    await _each(BOMBS, lambda: _ask(port, port.head(len(body)) + body))
+    await _each(BOMBS, lambda: _request(port, port.head(len(body)) + body))
 
 
 async def flood(port: Port) -> None:
     """Send invalid requests without a token, each as soon as the last is answered."""
-    await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2) + b"{}"))
+    await _each(BUSY_CONNECTIONS, lambda: _request(port, port.head(2) + b"{}"))
 
 
 async def flood_with_tokens(port: Port) -> None:
     """Send invalid requests with forged tokens, each as soon as the last is answered."""
-    await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2, extra=TOKEN) + b"{}"))
+    await _each(BUSY_CONNECTIONS, lambda: _request(port, port.head(2, extra=TOKEN) + b"{}"))
 
 
 async def send_slow_heads(port: Port) -> None:
@@ -226,7 +226,7 @@ async def _each(count: int, act: Callable[[], Awaitable[None]]) -> None:
             group.create_task(again(), name=f"abuser {number}")
 
 
-async def _ask(port: Port, message: bytes) -> None:
+async def _request(port: Port, message: bytes) -> None:
     async with port.connect() as (reader, writer):
         while True:
             writer.write(message)
@@ -287,7 +287,7 @@ def misusing(port: Port, abuse: str) -> Iterator[dict[str, int]]:
         process.wait()
 
 
-def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Phase, int]:
+def place_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Phase, int]:
     """Place pods as kube-scheduler does; return latencies and the number of lost answers."""
     phase, lost, running, is_connected = Phase(""), 0, list[Placed](), True
     deadline = time.perf_counter() + seconds
@@ -301,7 +301,7 @@ def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Ph
         except (OSError, BenchError) as error:
             sys.stderr.write(f"lost: {error}\n")
             lost, is_connected = lost + 1, False
-        ask_noise(noise, phase)
+        request_noise(noise, phase)
         time.sleep(PAUSE_SECONDS)
         if time.perf_counter() > deadline:
             break
@@ -370,8 +370,8 @@ def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, o
             world.wait_readings()
             shown = client_context(certificates, shows=certificates)
             scheduler = Scheduler(world, tls=shown)
-            ask_for(seconds, scheduler, noise)
-            rows = [row("-", "nothing", *ask_for(seconds, scheduler, noise))]
+            place_for(seconds, scheduler, noise)
+            rows = [row("-", "nothing", *place_for(seconds, scheduler, noise))]
             for port in open_ports(world, admission, agents, certificates):
                 for abuse in ABUSES:
                     if only and abuse not in only:
@@ -380,7 +380,7 @@ def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, o
                         watching_memory(lambda: world.extender_pid) as peak,
                         misusing(port, abuse) as connections,
                     ):
-                        phase, lost = ask_for(seconds, scheduler, noise)
+                        phase, lost = place_for(seconds, scheduler, noise)
                     rows.append(row(port.name, abuse, phase, lost, peak.rss_mib, connections))
                     sys.stderr.write(f"{rows[-1]}\n")
             return rows

@@ -23,7 +23,7 @@ from bench.agent import cpu_seconds
 from bench.machine import Bound, report
 from bench.noise import noise_server
 from bench.placing import Placed, Scheduler, percentile
-from bench.timing import Phase, ask_noise, place_and_free
+from bench.timing import Phase, place_and_free, request_noise
 from bench.world import ROOT, FleetSpec, World, open_world, wait_until
 from extender.server.certificates.issuing import Wanted, renewed
 from extender.server.certificates.storing import write_folder
@@ -109,7 +109,7 @@ def measure(
         while time.perf_counter() - began < options.seconds:
             due = time.perf_counter() + options.pause
             phase.note(place_and_free(scheduler, KEPT, running))
-            ask_noise(noise, phase)
+            request_noise(noise, phase)
             time.sleep(max(due - time.perf_counter(), 0.0))
         taken, seconds = cpu_seconds(pid) - cpu, time.perf_counter() - began
     return Span(seconds=seconds, cpu_seconds=taken, reports=reports(world) - before)

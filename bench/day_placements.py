@@ -113,11 +113,11 @@ class WithIdlegpu(KubeScheduler):
         self._show_host(day)
         _, raw = self._seen(day, pod)
         names = [self.cluster.names[node] for node in nodes]
-        verdict = self._ask("filter", raw, names)
+        verdict = self._call("filter", raw, names)
         passed = [self.cluster.numbers[name] for name in verdict["NodeNames"] or []]
         if len(passed) < 2:  # kube-scheduler does not call prioritize then
             return passed[0] if passed else None
-        given = self._ask("prioritize", raw, verdict["NodeNames"])
+        given = self._call("prioritize", raw, verdict["NodeNames"])
         by_name = {score["Host"]: score["Score"] for score in given}
         wire = [by_name[self.cluster.names[node]] * POINTS_PER_SCORE for node in passed]
         return self.highest(passed, points(day, pod, passed) + np.array(wire))
@@ -133,7 +133,7 @@ class WithIdlegpu(KubeScheduler):
             self._waiting[name] = record, raw
         return self._waiting[name]
 
-    def _ask(self, verb: str, raw: Mapping[str, object], names: Sequence[str]) -> Answer:
+    def _call(self, verb: str, raw: Mapping[str, object], names: Sequence[str]) -> Answer:
         """Send a request as kube-scheduler does with `nodeCacheCapable: true`."""
         handler = self._webhooks.filter if verb == "filter" else self._webhooks.prioritize
         body = orjson.dumps({"Pod": raw, "Nodes": None, "NodeNames": names})

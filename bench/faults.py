@@ -65,7 +65,7 @@ RECOVERY_LIMIT: Final = 60.0
 STEP_SECONDS: Final = 600.0
 COMPACTIONS: Final = 3
 MAX_AGE_SECONDS: Final = 5
-ASK_SECONDS: Final = 2.0
+REQUEST_SECONDS: Final = 2.0
 LONG_AGO_DAYS: Final = 4000.0
 NONSENSE: Final = ("NaN", "+Inf", "-1", "1e308", "9223372036854775794", "")
 LATEST_TIME: Final = 1e6
@@ -101,7 +101,7 @@ class Bench:
     async def stale_percent(self, replica: ExtenderServer) -> float:
         """Return the percentage of the good nodes' GPUs without fresh readings in a replica."""
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(REQUEST_SECONDS):
                 gpus = (await replica.get("/v1/gpus"))["gpus"]
         except UNREACHABLE:
             return 100.0
@@ -152,13 +152,13 @@ class Bench:
         await site.start()
         port = runner.addresses[0][1]
         try:
-            await self._ask_prometheus(f"http://127.0.0.1:{port}")
+            await self._query_prometheus(f"http://127.0.0.1:{port}")
             yield
         finally:
-            await self._ask_prometheus(real)
+            await self._query_prometheus(real)
             await runner.cleanup()
 
-    async def _ask_prometheus(self, url: str) -> None:
+    async def _query_prometheus(self, url: str) -> None:
         for replica in self.replicas:
             settings = replica.settings
             await replica.ensure({**settings, "prometheus": {**settings["prometheus"], "url": url}})

@@ -17,7 +17,7 @@ from typing import Final
 from bench.machine import Bound, report
 from bench.noise import noise_server
 from bench.placing import Placed, Scheduler, percentile
-from bench.timing import Phase, ask_noise, place_and_free
+from bench.timing import Phase, place_and_free, request_noise
 from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_MS: Final = 10.0
@@ -93,7 +93,7 @@ def run(spec: FleetSpec, seconds: float, pods: int, *, is_stepping: bool) -> lis
                 deadline = time.perf_counter() + seconds
                 while time.perf_counter() < deadline:
                     phase.note(place_and_free(scheduler, KEPT, running))
-                    ask_noise(noise, phase)
+                    request_noise(noise, phase)
                     time.sleep(PAUSE_SECONDS)
             if is_stepping:
                 steps = world.steps()

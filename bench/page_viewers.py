@@ -119,19 +119,19 @@ class Viewer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             await self.is_begun.wait()
-            await self._ask("session")
+            await self._request("session")
             if self._view in {"fleet", "node"}:
                 group.create_task(self._look_at_overview())
             if self._view == "node":
                 group.create_task(self._look_at_node())
             elif self._view == "pending":
-                group.create_task(self._ask_again("pending", PENDING_SECONDS))
+                group.create_task(self._request_again("pending", PENDING_SECONDS))
             elif self._view == "holders":
                 path = f"holders?idle_for=3600&some=true&limit={LISTED_HOLDERS}"
-                group.create_task(self._ask_again(path, HOLDERS_SECONDS))
+                group.create_task(self._request_again(path, HOLDERS_SECONDS))
             elif self._view == "decisions":
                 path = f"decisions?brief=true&limit={LISTED_DECISIONS}"
-                self._show(reversed(orjson.loads(await self._ask(path) or "{}")["decisions"]))
+                self._show(reversed(orjson.loads(await self._request(path) or "{}")["decisions"]))
                 group.create_task(self._request_reasons())
 
     async def _listen(self) -> None:
@@ -162,10 +162,10 @@ class Viewer:
         name, past_at = quote(self._node, safe=""), 0.0
         while True:
             began = time.monotonic()
-            await self._ask(f"page/nodes/{name}")
+            await self._request(f"page/nodes/{name}")
             if time.monotonic() - past_at > PAST_SECONDS:
                 past_at = time.monotonic()
-                await self._ask(f"page/past/{name}")
+                await self._request(f"page/past/{name}")
             await asyncio.sleep(max(began + NODE_LEAST_SECONDS - time.monotonic(), 0.0))
             self._news.clear()
             with suppress(TimeoutError):
@@ -175,13 +175,13 @@ class Viewer:
     async def _look_at_overview(self) -> None:
         """Request the summary above the map."""
         while True:
-            await self._ask("usage?since=86400")
-            await self._ask(f"pending?limit={OVERVIEW_PODS}")
+            await self._request("usage?since=86400")
+            await self._request(f"pending?limit={OVERVIEW_PODS}")
             await asyncio.sleep(OVERVIEW_SECONDS)
 
-    async def _ask_again(self, path: str, seconds: float) -> None:
+    async def _request_again(self, path: str, seconds: float) -> None:
         while True:
-            await self._ask(path)
+            await self._request(path)
             await asyncio.sleep(seconds)
 
     def _show(self, decisions: Any) -> None:  # noqa: ANN401 - JSON
@@ -208,10 +208,10 @@ class Viewer:
                 await asyncio.sleep(0.05)
                 continue
             self._explained.update(due)
-            await self._ask(f"page/lost?ids={quote(','.join(due))}")
+            await self._request(f"page/lost?ids={quote(','.join(due))}")
             await asyncio.sleep(REST_SECONDS)
 
-    async def _ask(self, path: str) -> bytes:
+    async def _request(self, path: str) -> bytes:
         """Send a GET; return the body, empty if it failed."""
         self._traffic.requests["/".join(path.partition("?")[0].split("/")[:2])] += 1
         async with self._session.get(self._base + path) as response:

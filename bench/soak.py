@@ -27,7 +27,7 @@ from bench.noise import noise_server
 from bench.placing import Connection, Placed, Scheduler, percentile
 from bench.processes import watching_memory
 from bench.requests import EVERYDAY, distinct
-from bench.timing import Phase, ask_noise, place_and_free
+from bench.timing import Phase, place_and_free, request_noise
 from bench.world import FleetSpec, World, open_world, wait_until
 from extender.insight.shadow_mode import SAMPLE_SECONDS
 
@@ -118,7 +118,7 @@ def soak(world: World, noise: Connection, seconds: float) -> Phase:
         scheduler = unusual if number % 4 == 0 else everyday
         number += 1
         phase.note(place_and_free(scheduler, KEPT, running))
-        ask_noise(noise, phase)
+        request_noise(noise, phase)
         time.sleep(PAUSE_SECONDS)
     if churn.away:
         world.control("add-nodes", nodes=churn.away)

@@ -80,7 +80,7 @@ def measure(spec: FleetSpec, *, is_down: bool) -> Start:
             connection = _connect(world)
             world.connections.callback(connection.close)
             listening_seconds = _since(world)
-            answered, decided_seconds, is_complete = _ask_until_decided(
+            answered, decided_seconds, is_complete = _call_until_decided(
                 world, connection, body, spec.nodes
             )
             ready_seconds = ready.result()
@@ -124,7 +124,7 @@ def _connect(world: World) -> Connection:
     return found[0]
 
 
-def _ask_until_decided(
+def _call_until_decided(
     world: World, connection: Connection, body: bytes, nodes: int
 ) -> tuple[int, float, bool]:
     """Call filter until it refuses nodes; return the calls before, the time, and `is_complete`.

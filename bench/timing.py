@@ -64,7 +64,7 @@ class Phase:
         }
 
 
-def ask_noise(connection: Connection, phase: Phase) -> None:
+def request_noise(connection: Connection, phase: Phase) -> None:
     """Call `bench.noise` once and record the latency."""
     seconds, _ = connection.post("/", bytes(REQUEST_BYTES))
     phase.noise_ms.append(1000 * seconds)

@@ -108,11 +108,11 @@ class RequestSender:
         names = names_json(self._names)
         uid, pod = create_pod(self._world, wish)
         time.sleep(head_start_seconds(len(self._names)))
-        answer = self._ask("/filter", request_body(pod, names), times["filter"])
+        answer = self._request("/filter", request_body(pod, names), times["filter"])
         passed = orjson.loads(answer)["NodeNames"] or []
         if passed:
             time.sleep(BETWEEN_SECONDS)
-            answer = self._ask(
+            answer = self._request(
                 "/prioritize", request_body(pod, names_json(passed)), times["prioritize"]
             )
             best = max(orjson.loads(answer), key=lambda score: score["Score"])["Host"]
@@ -123,7 +123,7 @@ class RequestSender:
             self._world.control("delete", uids=[gone])
         time.sleep(PAUSE_SECONDS)
 
-    def _ask(self, path: str, body: bytes, times: Times) -> bytes:
+    def _request(self, path: str, body: bytes, times: Times) -> bytes:
         """Call both, in alternating order; return the extender's answer."""
         answer = b""
         for is_ours in self._random.sample((True, False), 2):

@@ -84,21 +84,21 @@ class World:
 
     def control(self, name: str, **arguments: object) -> dict[str, Any]:
         """Send a control request to the backend; `bench.backend` lists them."""
-        return self._ask(self.backend_url, "POST", f"/control/{name}", orjson.dumps(arguments))
+        return self._request(self.backend_url, "POST", f"/control/{name}", orjson.dumps(arguments))
 
     def state(self) -> dict[str, Any]:
         """Return the backend's counts."""
-        return self._ask(self.backend_url, "GET", "/control/state")
+        return self._request(self.backend_url, "GET", "/control/state")
 
     def nodes(self) -> list[str]:
         """Return the names of all nodes."""
-        names: list[str] = self._ask(self.backend_url, "GET", "/control/nodes")["nodes"]
+        names: list[str] = self._request(self.backend_url, "GET", "/control/nodes")["nodes"]
         return names
 
     def running_pods(self, kind: str) -> list[str]:
         """Return the UIDs of the bound pods of a kind: "gpu", "web", "batch" or "exporter"."""
         path = f"/control/pods?kind={kind}"
-        uids: list[str] = self._ask(self.backend_url, "GET", path)["uids"]
+        uids: list[str] = self._request(self.backend_url, "GET", path)["uids"]
         return uids
 
     # --- the extender ---------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class World:
         steps: dict[str, Any] = orjson.loads(path.read_bytes())
         return steps
 
-    def _ask(self, url: str, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+    def _request(self, url: str, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         status, answer = _exchange(self._connection(url), method, path, body)
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise BenchError(f"{method} {path}: status {status}: {answer[:500]!r}")

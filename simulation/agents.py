@@ -62,13 +62,13 @@ class SimulatedAgent:
             sees_holders=self.sees_holders,
         )
         self.latest.publish(
-            replace_report(report, sequence=self.sequence, started_at=self.started_at),
+            _replace_report(report, sequence=self.sequence, started_at=self.started_at),
             NodeReading(),
         )
         return report
 
 
-def replace_report(report: Report, *, sequence: int, started_at: float) -> Report:
+def _replace_report(report: Report, *, sequence: int, started_at: float) -> Report:
     """Copy a report with another sequence number and start time."""
     return Report(
         node=report.node,

@@ -14,7 +14,7 @@ from simulation.exporter import run_exporter
 from simulation.fleet import SimulatedFleet
 from simulation.prometheus import SimulatedPrometheus, run_prometheus
 
-BACKFILL_SECONDS = 6600.0
+_BACKFILL_SECONDS = 6600.0
 """Length of the simulated past: longer than the extender's window, for idle holders."""
 
 
@@ -25,19 +25,13 @@ class SimulatedCluster:
     Attributes:
         fleet: the GPUs; may be changed at any time.
         control: pods and nodes; create, bind and end pods here or over HTTP.
-        prometheus: the simulated Prometheus.
-        exporter_url: base URL of the exporter.
         prometheus_url: base URL of the Prometheus.
-        apiserver_url: base URL of the API server.
         kubeconfig: path of a kubeconfig for the API server.
     """
 
     fleet: SimulatedFleet
     control: SimulatedControlPlane
-    prometheus: SimulatedPrometheus
-    exporter_url: str
     prometheus_url: str
-    apiserver_url: str
     kubeconfig: Path
 
 
@@ -59,17 +53,14 @@ async def run_cluster(
         prometheus = SimulatedPrometheus(
             fleet=fleet, exporter_url=exporter_url, interval_seconds=interval_seconds
         )
-        prometheus.backfill(BACKFILL_SECONDS)
+        prometheus.backfill(_BACKFILL_SECONDS)
         prometheus_url = await stack.enter_async_context(run_prometheus(prometheus))
         kubeconfig = Path(directory) / "kubeconfig"
         kubeconfig.write_text(kubeconfig_text(apiserver_url), encoding="utf-8")
         yield SimulatedCluster(
             fleet=fleet,
             control=control,
-            prometheus=prometheus,
-            exporter_url=exporter_url,
             prometheus_url=prometheus_url,
-            apiserver_url=apiserver_url,
             kubeconfig=kubeconfig,
         )
 

@@ -20,12 +20,12 @@ from testkit.apiserver import ObjectServer
 TENANT_AGE_SECONDS = 7200.0
 """Age of the pods that the fleet starts with."""
 
-BOOKMARK_SECONDS = 5.0
+_BOOKMARK_SECONDS = 5.0
 
 
 def _store() -> ObjectServer:
     kinds: dict[str, str] = {Kind.NODES: "Node", Kind.PODS: "Pod"}
-    return ObjectServer(kinds, version=1, bookmark_seconds=BOOKMARK_SECONDS)
+    return ObjectServer(kinds, version=1, bookmark_seconds=_BOOKMARK_SECONDS)
 
 
 class ConflictError(ValueError):

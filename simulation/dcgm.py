@@ -10,7 +10,7 @@ from simulation.nodes import ExporterBuild, NodeSpec
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-DRIVER_LABEL: Final = "DCGM_FI_DRIVER_VERSION"
+_DRIVER_LABEL: Final = "DCGM_FI_DRIVER_VERSION"
 
 _XID_TEXTS: Final = {
     0: "No Error",
@@ -83,7 +83,7 @@ def _memory_celsius(device: DeviceView) -> float | None:
     return device.memory_temperature_celsius if device.model.has_hbm else None
 
 
-FAMILIES: Final = (
+_FAMILIES: Final = (
     Family(
         name="DCGM_FI_DEV_SM_CLOCK",
         type="gauge",
@@ -290,7 +290,7 @@ FAMILIES: Final = (
     ),
 )
 
-EXTRA_FIELDS: Final = frozenset(family.name for family in FAMILIES if not family.is_default)
+EXTRA_FIELDS: Final = frozenset(family.name for family in _FAMILIES if not family.is_default)
 """Names of the fields that are off by default."""
 
 
@@ -306,7 +306,7 @@ def render(spec: NodeSpec, devices: Sequence[DeviceView]) -> str:
     """
     heads = [(device, _head(spec, device)) for device in devices]
     lines: list[str] = []
-    for family in FAMILIES:
+    for family in _FAMILIES:
         if not _is_exported(family, spec.exporter):
             continue
         rows = [row for device, head in heads for row in _rows(family, device, head, spec.exporter)]
@@ -335,8 +335,8 @@ def _head(spec: NodeSpec, device: DeviceView) -> str:
     if device.profile:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", device.gpu_instance_id)]
     pairs.append((spec.exporter.hostname_label, spec.hostname or spec.name))
-    if DRIVER_LABEL not in spec.exporter.omitted_fields:
-        pairs.append((DRIVER_LABEL, spec.driver_version))
+    if _DRIVER_LABEL not in spec.exporter.omitted_fields:
+        pairs.append((_DRIVER_LABEL, spec.driver_version))
     return _text(pairs)
 
 

@@ -6,6 +6,7 @@ simulated GPUs.
 
 import random
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -19,12 +20,15 @@ from simulation.models import GIB, MIB
 from simulation.nodes import Sharing
 from simulation.objects import JsonObject
 
-Shares = npt.NDArray[np.float64]
+_Shares = npt.NDArray[np.float64]
 
 _UNSET_SHARES = (0.1 / 128, (200 * MIB) / (1056762036 << 10))
 """CPU and memory that the scores assume for a container without requests (100m, 200Mi), as shares
 of a simulated node's."""
 
+
+RUNS = 100
+"""Number of runs of `mean_fates`."""
 
 _JUST = 1e-9
 """Added before rounding down, because kube-scheduler divides integers."""
@@ -56,8 +60,8 @@ class Outcome:
 
 
 def default_scores(
-    cpu: Shares, memory: Shares, cpu_before: Shares, memory_before: Shares
-) -> Shares:
+    cpu: _Shares, memory: _Shares, cpu_before: _Shares, memory_before: _Shares
+) -> _Shares:
     """Return the sum of NodeResourcesFit's and NodeResourcesBalancedAllocation's default scores.
 
     The other default plugins score all nodes alike for a pod that has neither affinity nor a
@@ -76,7 +80,7 @@ def default_scores(
     return np.asarray(least_allocated(cpu, memory) + balanced)
 
 
-def least_allocated(cpu: Shares, memory: Shares) -> Shares:
+def least_allocated(cpu: _Shares, memory: _Shares) -> _Shares:
     """Return NodeResourcesFit's default scores, from the shares with the pod.
 
     The order of nodes equals that of the default scores if pods request equal shares of a node's
@@ -85,7 +89,7 @@ def least_allocated(cpu: Shares, memory: Shares) -> Shares:
     return (np.floor(100 * (1 - cpu) + _JUST) + np.floor(100 * (1 - memory) + _JUST)) // 2
 
 
-def _balance(cpu: Shares, memory: Shares) -> Shares:
+def _balance(cpu: _Shares, memory: _Shares) -> _Shares:
     return np.asarray(np.floor(100 * (1 - np.abs(cpu - memory) / 2)))
 
 
@@ -123,7 +127,7 @@ class DefaultScheduler:
         scores = self._scores(names)
         return [name for name, score in zip(names, scores, strict=True) if score == scores.max()]
 
-    def _scores(self, names: list[str]) -> Shares:
+    def _scores(self, names: list[str]) -> _Shares:
         """Score nodes by their number of pods: simulated pods request neither CPU nor memory."""
         pods = Counter(placements[0].node for placements in self._fleet.placements.values())
         containers = np.array([pods[name] + 1.0 for name in names])
@@ -194,3 +198,27 @@ def _sum(loads: list[Load]) -> Load:
         utilization=sum(load.utilization for load in loads),
         memory_bytes=sum(load.memory_bytes for load in loads),
     )
+
+
+def without_idlegpu(
+    build: Callable[[], SimulatedFleet], pods: Sequence[JsonObject], seed: int = 0
+) -> list[Outcome]:
+    """Schedule pods, in their order, on a new fleet, and return their outcomes.
+
+    Args:
+        build: builds the fleet.
+        pods: the pods.
+        seed: seed of kube-scheduler's draws among equal nodes.
+    """
+    scheduler = DefaultScheduler(build(), random.Random(seed))
+    return [scheduler.schedule(pod) for pod in pods]
+
+
+def mean_fates(
+    build: Callable[[], SimulatedFleet], pods: Sequence[JsonObject], runs: int = RUNS
+) -> Mapping[Fate, float]:
+    """Return the mean number of pods with each fate, over runs with different draws."""
+    counts: Counter[Fate] = Counter()
+    for seed in range(runs):
+        counts.update(outcome.fate for outcome in without_idlegpu(build, pods, seed))
+    return {fate: counts[fate] / runs for fate in Fate}

@@ -26,15 +26,21 @@ from extender.settings.service import Wake
 from extender.settings.sources import Prometheus
 from simulation.agents import foreign_processes_of
 from simulation.cluster import SimulatedCluster, run_cluster
-from simulation.counterfactual import RUNS, mean_fates, without_idlegpu
-from simulation.default_scheduler import Fate, Outcome, outcome_of
+from simulation.default_scheduler import (
+    RUNS,
+    Fate,
+    Outcome,
+    mean_fates,
+    outcome_of,
+    without_idlegpu,
+)
 from simulation.demo_fleet import demo_fleet
 from simulation.demo_scenes import PODS, SCENES
 from simulation.demo_view import LEGEND, FleetWatcher
 from simulation.kube_scheduler import Placement, SimulatedScheduler
 from simulation.objects import child
 
-PORT = 8888
+_PORT = 8888
 COLUMNS = 80
 """Columns of the output; a narrower terminal folds its prose."""
 
@@ -172,7 +178,7 @@ async def run(*, once: bool) -> None:
     """Run the demo; then serve until interrupted, unless `once`."""
     console = Console(highlight=False)
     console.width = min(console.width, COLUMNS)
-    async with playing(console, 0 if once else _free_port(PORT)) as url:
+    async with playing(console, 0 if once else _free_port(_PORT)) as url:
         if once:
             console.print("\n`make demo`, without ONCE=1, keeps the page and the API open.")
             return

@@ -12,10 +12,10 @@ from simulation.fleet import SimulatedFleet
 from simulation.models import A10, A100_40GB, GIB, H100, H200, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, GPU_RESOURCE, NodeSpec, Sharing
 
-STALE_AGE_SECONDS: Final = 240.0
+_STALE_AGE_SECONDS: Final = 240.0
 """Age of the stale node's last sample: no longer fresh, but still remembered."""
 
-DEMO_NODES: Final = (
+_DEMO_NODES: Final = (
     NodeSpec(name="gpu-h100-01", model=H100, description="idle"),
     NodeSpec(name="gpu-h100-02", model=H100, description="every GPU trains"),
     NodeSpec(name="gpu-h100-03", model=H100, description="4 train, 1 serves, 2 foreign"),
@@ -81,13 +81,13 @@ DEMO_NODES: Final = (
 def demo_fleet(clock: Callable[[], float] = time.time) -> SimulatedFleet:
     """Build the demo's fleet: a dozen nodes with running pods."""
     fleet = SimulatedFleet(clock=clock)
-    for number, spec in enumerate(DEMO_NODES, start=11):
+    for number, spec in enumerate(_DEMO_NODES, start=11):
         fleet.add(replace(spec, address=f"10.0.0.{number}"))
     _fill_whole_nodes(fleet)
     _fill_shared_nodes(fleet)
     _fill_mig_node(fleet)
     fleet.kill_device("gpu-a100-01", 1, Loss.XID_79)
-    fleet.silence("gpu-v100-02", age_seconds=STALE_AGE_SECONDS)
+    fleet.silence("gpu-v100-02", age_seconds=_STALE_AGE_SECONDS)
     # The pods above have loaded their models; pods that the demo places must load them first.
     fleet.warm_up_seconds = 20.0
     return fleet

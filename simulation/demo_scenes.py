@@ -11,7 +11,7 @@ GPU: Final = "nvidia.com/gpu"
 SHARED: Final = "nvidia.com/gpu.shared"
 MIG: Final = "nvidia.com/mig-1g.5gb"
 
-LIGHT: Final = {UTILIZATION_ANNOTATION: "0.15", MEMORY_ANNOTATION: "2Gi"}
+_LIGHT: Final = {UTILIZATION_ANNOTATION: "0.15", MEMORY_ANNOTATION: "2Gi"}
 """Load of a pod on a shared GPU, for the simulation; other pods have the fleet's default."""
 
 
@@ -79,14 +79,14 @@ SCENES: Final = (
         point="busy instances on the same GPU do not matter",
         pods=("slice",),
         gpus={MIG: 1},
-        annotations=LIGHT,
+        annotations=_LIGHT,
     ),
     Scene(
         title="8 pods at once: nvidia.com/gpu.shared: 1 each",
         point="no metric shows them yet; each counts from the moment of the answer",
         pods=tuple(f"burst-{number}" for number in range(8)),
         gpus={SHARED: 1},
-        annotations=LIGHT,
+        annotations=_LIGHT,
     ),
     Scene(
         title="a training job: nvidia.com/gpu: 6",

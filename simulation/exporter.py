@@ -16,7 +16,7 @@ from testkit.serving import serve
 
 FLEET: Final = web.AppKey("fleet", SimulatedFleet)
 
-DCGM_PORT: Final = 9400
+_DCGM_PORT: Final = 9400
 """dcgm-exporter's port, which appears in the `instance` label."""
 
 
@@ -46,7 +46,7 @@ async def run_exporter(fleet: SimulatedFleet, port: int = 0) -> AsyncIterator[st
 
 def instance_of(node: SimulatedNode) -> str:
     """Return the `instance` label of a node's exporter, `address:9400`."""
-    return f"{node.spec.address}:{DCGM_PORT}"
+    return f"{node.spec.address}:{_DCGM_PORT}"
 
 
 async def _health(_: web.Request) -> web.Response:
@@ -81,7 +81,7 @@ def main() -> None:
     """Serve a fleet from the command line until interrupted."""
     parser = argparse.ArgumentParser(prog="python -m simulation.exporter", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=DCGM_PORT, help="port to listen on")
+    parser.add_argument("--port", type=int, default=_DCGM_PORT, help="port to listen on")
     parser.add_argument("--nodes", type=int, default=0, help="nodes of a big fleet; 0: the demo's")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)

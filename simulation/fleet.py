@@ -18,7 +18,6 @@ from simulation.devices import (
 )
 from simulation.models import GIB
 from simulation.nodes import (
-    Allocation,
     ExporterState,
     FleetError,
     NodeSpec,
@@ -26,7 +25,7 @@ from simulation.nodes import (
     build_node,
 )
 
-DEFAULT_LOAD: Final = Load(utilization=0.6, memory_bytes=8 * GIB)
+_DEFAULT_LOAD: Final = Load(utilization=0.6, memory_bytes=8 * GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,6 @@ class Placement:
         resource: resource that it requested.
         count: number of devices or shares.
         devices: device of each share.
-        placed_at: time of the placement, seconds since the epoch.
     """
 
     pod: PodRef
@@ -47,7 +45,6 @@ class Placement:
     resource: str
     count: int
     devices: tuple[Device, ...]
-    placed_at: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +60,7 @@ class SimulatedFleet:
     """
 
     nodes: dict[str, SimulatedNode] = field(default_factory=dict)
-    default_load: Load = DEFAULT_LOAD
+    default_load: Load = _DEFAULT_LOAD
     warm_up_seconds: float = 0.0
     clock: Callable[[], float] = time.time
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
@@ -125,7 +122,7 @@ class SimulatedFleet:
         now = self.clock()
         devices: list[Device] = []
         for _ in range(count):
-            device = _pick(healthy, target.spec.allocation)
+            device = _pick(healthy)
             device.tenants.append(
                 Tenant(
                     pod=pod,
@@ -141,7 +138,6 @@ class SimulatedFleet:
             resource=resource,
             count=count,
             devices=tuple(devices),
-            placed_at=now,
         )
         uid = pod.uid or pod.key
         self.placements[uid] = (*self.placements.get(uid, ()), placement)
@@ -274,11 +270,10 @@ class SimulatedFleet:
         return (view_of(device, now) for device in node.devices if not device.card.is_vanished)
 
 
-def _pick(devices: Iterable[Device], allocation: Allocation) -> Device:
-    """Return a device with a free share and the fewest (or, if packed, the most) shares in use.
+def _pick(devices: Iterable[Device]) -> Device:
+    """Return a device with a free share and the fewest shares in use.
 
     Among whole devices and MIG instances this is the first free one.
     """
     free = [device for device in devices if device.free_replicas > 0]
-    sign = 1 if allocation is Allocation.DISTRIBUTED else -1
-    return min(free, key=lambda device: sign * device.used_replicas)
+    return min(free, key=lambda device: device.used_replicas)

@@ -1,6 +1,5 @@
 """Simulate a kube-scheduler that sends extender requests like the real one and binds pods."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +24,13 @@ class Placement:
         pod: name of the pod.
         uid: UID of the pod.
         node: node to which it was bound, "" if it is pending.
-        candidates: number of nodes that passed kube-scheduler's own filters.
-        feasible: number of nodes that passed the extender's filter.
         refused: the extender's reason by node.
-        seconds: time that the extender's answers took.
     """
 
     pod: str
     uid: str
     node: str
-    candidates: int
-    feasible: int
     refused: dict[str, str]
-    seconds: float
 
 
 class SimulatedScheduler:
@@ -61,28 +54,23 @@ class SimulatedScheduler:
         created = self._control.create_pod(pod)
         ref = pod_ref(created)
         names = fitting(self._control.fleet, requested(created))
-        started = time.perf_counter()
-        verdict = await self._ask("filter", created, names)
+        verdict = await self._call("filter", created, names)
         feasible = verdict["NodeNames"]
         node = feasible[0] if feasible else ""
         if len(feasible) > 1:  # kube-scheduler skips prioritize if one node is feasible
-            scores = await self._ask("prioritize", created, feasible)
+            scores = await self._call("prioritize", created, feasible)
             totals = {score["Host"]: score["Score"] * WEIGHT * POINTS_PER_SCORE for score in scores}
             node = max(totals, key=totals.__getitem__)
-        seconds = time.perf_counter() - started
         if node:
             self._control.bind(ref.namespace, ref.name, node)
         return Placement(
             pod=ref.name,
             uid=ref.uid,
             node=node,
-            candidates=len(names),
-            feasible=len(feasible),
             refused=verdict["FailedNodes"] | verdict["FailedAndUnresolvableNodes"],
-            seconds=seconds,
         )
 
-    async def _ask(self, verb: str, pod: JsonObject, names: list[str]) -> Answer:
+    async def _call(self, verb: str, pod: JsonObject, names: list[str]) -> Answer:
         """Call one verb of the extender in the form of `nodeCacheCapable: true`."""
         arguments = {"Pod": pod, "Nodes": None, "NodeNames": names}
         async with self._session.post(f"{self._url}/{verb}", json=arguments) as answer:

@@ -23,13 +23,6 @@ class Sharing(StrEnum):
     MPS = "mps"
 
 
-class Allocation(StrEnum):
-    """The device plugin's policy for choosing a shared device."""
-
-    DISTRIBUTED = "distributed"
-    PACKED = "packed"
-
-
 class ExporterState(StrEnum):
     """Result of a scrape of a node's exporter."""
 
@@ -85,7 +78,6 @@ class NodeSpec:
         replicas: shares per device.
         is_renamed: whether shared resources have the suffix `.shared`.
         mig: MIG profiles of each card, from the first card on; () for a card without MIG.
-        allocation: policy for the choice of a shared device.
         address: InternalIP.
         hostname: hostname that the machine and its exporter report; "" for the name of the node.
         driver_version: version of the NVIDIA driver.
@@ -104,7 +96,6 @@ class NodeSpec:
     replicas: int = 1
     is_renamed: bool = False
     mig: tuple[tuple[str, ...], ...] = ()
-    allocation: Allocation = Allocation.DISTRIBUTED
     address: str = "127.0.0.1"
     hostname: str = ""
     driver_version: str = "580.95.05"

@@ -62,11 +62,11 @@ class SimulatedPrometheus:
             text = render(node.spec, self.fleet.views(node.name))
             samples = keyed(self._samples(node, text))
             sound = [
-                (key, labels, 0.0 if labels[NAME] == XID_METRIC else value)
+                (key, labels, 0.0 if labels[NAME] == _XID_METRIC else value)
                 for key, labels, value in samples
             ]
             for at in (*(time for time in times if time < end), end):
-                is_young = at >= now - XID_AGE_SECONDS
+                is_young = at >= now - _XID_AGE_SECONDS
                 self.store.ingest_keyed(node.name, at, samples if is_young else sound)
 
     async def scrape(self, session: aiohttp.ClientSession) -> None:
@@ -105,8 +105,8 @@ class SimulatedPrometheus:
         return [*samples, ({NAME: "up", **labels}, is_up)]
 
 
-XID_METRIC: Final = "DCGM_FI_DEV_XID_ERRORS"
-XID_AGE_SECONDS: Final = 300.0
+_XID_METRIC: Final = "DCGM_FI_DEV_XID_ERRORS"
+_XID_AGE_SECONDS: Final = 300.0
 """Age of the XID errors in the backfilled past."""
 
 

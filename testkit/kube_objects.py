@@ -40,7 +40,7 @@ def pod(name: str, gpus: int = 1, *, uid: str = "", node: str = "", **status: ob
     }
 
 
-def asking(name: str, **resources: str) -> Object:
+def requesting(name: str, **resources: str) -> Object:
     """Build a waiting pod from resource counts by domain."""
     raw = pod(name, gpus=0)
     limits = {f"{domain}.com/gpu": count for domain, count in resources.items()}

@@ -81,8 +81,8 @@ class Assignment:
     workers: int
 
 
-IsAlive = Callable[[Holder], bool]
-IsRelated = Callable[[Holder], bool]
+_IsAlive = Callable[[Holder], bool]
+_IsRelated = Callable[[Holder], bool]
 """Whether a process is the caller, its ancestor or its descendant: they count as one worker."""
 
 
@@ -92,8 +92,8 @@ def assign(
     worker: int,
     holder: Holder,
     devices: Sequence[Device],
-    is_alive: IsAlive,
-    is_related: IsRelated,
+    is_alive: _IsAlive,
+    is_related: _IsRelated,
 ) -> Assignment:
     """Choose a device for a worker.
 
@@ -146,7 +146,7 @@ def assign(
 
 
 def _find_lease(
-    leases: Sequence[Lease], alive: set[Lease], worker: int, holder: Holder, is_related: IsRelated
+    leases: Sequence[Lease], alive: set[Lease], worker: int, holder: Holder, is_related: _IsRelated
 ) -> Lease | None:
     """Return the worker's lease; None if only unrelated running processes have its number."""
     same_number = [lease for lease in leases if lease.worker == worker]
@@ -211,7 +211,7 @@ class LeaseFile:
         self._path = path
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator["LockedLeases"]:
+    def locked(self) -> Iterator["_LockedLeases"]:
         """Lock the file and yield its content.
 
         Raises:
@@ -220,7 +220,7 @@ class LeaseFile:
         descriptor = self._open()
         try:
             _lock(descriptor, self._path)
-            yield LockedLeases(descriptor)
+            yield _LockedLeases(descriptor)
         finally:
             os.close(descriptor)
 
@@ -239,7 +239,7 @@ class LeaseFile:
         return os.open(self._path, flags)
 
 
-class LockedLeases:
+class _LockedLeases:
     """Content of the lease file while it is locked."""
 
     def __init__(self, descriptor: int) -> None:

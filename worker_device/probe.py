@@ -43,7 +43,7 @@ _NAME_BYTES: Final = 96
 _INVALID_ARGUMENT: Final = 2
 
 
-class DeviceNvmlError(Exception):
+class _DeviceNvmlError(Exception):
     """NVML is missing, or a required call failed."""
 
 
@@ -67,21 +67,21 @@ class _Library:
         try:
             self._calls = ctypes.CDLL(path)
         except OSError as error:
-            raise DeviceNvmlError(str(error)) from error
+            raise _DeviceNvmlError(str(error)) from error
 
     def call(self, name: str, *arguments: object) -> int:
         """Call an NVML function and return its code, 0 for success."""
         try:
             function: Callable[..., int] = getattr(self._calls, name)
         except AttributeError as error:
-            raise DeviceNvmlError(f"the driver has no {name}") from error
+            raise _DeviceNvmlError(f"the driver has no {name}") from error
         return function(*arguments)
 
     def need(self, name: str, *arguments: object) -> None:
         """Call an NVML function that must succeed."""
         code = self.call(name, *arguments)
         if code:
-            raise DeviceNvmlError(f"{name} failed with NVML error {code}")
+            raise _DeviceNvmlError(f"{name} failed with NVML error {code}")
 
     def number(self, name: str, handle: _Handle) -> int | None:
         """Call an NVML function that returns an integer; None if the call fails."""
@@ -198,7 +198,7 @@ class ProbePaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
+class _ProbeResult:
     """The GPUs found.
 
     Attributes:
@@ -212,7 +212,7 @@ class ProbeResult:
 
 def find_cards(
     environment: Mapping[str, str], *, paths: ProbePaths, deadline_seconds: float
-) -> ProbeResult:
+) -> _ProbeResult:
     """Return the GPUs of this container.
 
     Args:
@@ -232,7 +232,7 @@ def _probe_nvml(library: str, deadline_seconds: float) -> tuple[Card, ...] | Non
     found: list[tuple[Card, ...]] = []
 
     def probe() -> None:
-        with contextlib.suppress(DeviceNvmlError):
+        with contextlib.suppress(_DeviceNvmlError):
             found.append(_nvml_cards(library))
 
     thread = threading.Thread(target=probe, name="nvml", daemon=True)
@@ -277,7 +277,7 @@ def _from_dev(directory: Path) -> list[Card]:
     return []
 
 
-def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> ProbeResult:
+def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> _ProbeResult:
     """Sort cards into CUDA's order, which is fastest first by default.
 
     How CUDA ranks models is not documented, so a child process queries CUDA if the models differ.
@@ -285,16 +285,16 @@ def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> P
     """
     is_by_address = environment.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
     if is_by_address or len({card.model for card in cards}) <= 1:
-        return ProbeResult(cards=cards)
+        return _ProbeResult(cards=cards)
     order = _query_cuda_order(environment)
     places = {uuid: place for place, uuid in enumerate(order)}
     if not all(_normalize_uuid(card.uuid) in places for card in cards):
-        return ProbeResult(
+        return _ProbeResult(
             cards=cards,
             order_warning="the GPUs are of different models and CUDA's order is unknown: "
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
-    return ProbeResult(
+    return _ProbeResult(
         cards=tuple(sorted(cards, key=lambda card: places[_normalize_uuid(card.uuid)]))
     )
 

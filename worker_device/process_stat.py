@@ -14,7 +14,7 @@ _START_TIME_FIELD: Final = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStat:
+class _ProcessStat:
     """Properties of a running process.
 
     Attributes:
@@ -47,7 +47,7 @@ def small_file(path: str) -> str | None:
         os.close(descriptor)
 
 
-def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
+def process_stat(pid: int, proc: Path = PROC) -> _ProcessStat | None:
     """Read the properties of a process; None if it has ended or `/proc` is missing.
 
     A zombie counts as ended: it holds no GPU.
@@ -60,7 +60,7 @@ def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
     if len(fields) <= _START_TIME_FIELD or fields[0] in "ZX":
         return None
     try:
-        return ProcessStat(
+        return _ProcessStat(
             name=command.partition("(")[2],
             parent=int(fields[_PARENT_FIELD]),
             started_ticks=int(fields[_START_TIME_FIELD]),

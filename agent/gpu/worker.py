@@ -187,9 +187,6 @@ class Worker:
     Args:
         limit_seconds: default limit of a call; the worker abandons a call that takes longer.
         monotonic: monotonic clock in seconds.
-
-    Attributes:
-        abandoned_count: threads abandoned so far.
     """
 
     def __init__(
@@ -200,7 +197,6 @@ class Worker:
         self._thread: _Thread | None = None
         self._hangs: dict[str, _Hang] = {}
         self._started = 0
-        self.abandoned_count = 0
 
     def hung_subjects(self) -> frozenset[str]:
         """Return the subjects to skip: their call still hangs, or their cooldown has not ended."""
@@ -265,7 +261,6 @@ class Worker:
         cooldown_until = self._monotonic() + cooldown if pending_call.subject else 0.0
         self._hangs[pending_call.subject] = _Hang(thread, times, cooldown_until)
         self._thread = None
-        self.abandoned_count += 1
 
     def close(self) -> None:
         """End the thread after its current job; a thread that hangs ends with the process."""

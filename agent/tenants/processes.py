@@ -31,7 +31,6 @@ class ProcessFacts:
     """Identity and location of one process of the host.
 
     Attributes:
-        pid: process id in the host's namespace.
         started_ticks: start time in clock ticks since boot; distinguishes the process from a later
             process with the same pid.
         name: the command, at most 15 characters.
@@ -40,7 +39,6 @@ class ProcessFacts:
         started_at: start, whole seconds since the epoch; None if unknown.
     """
 
-    pid: int
     started_ticks: int
     name: str
     location: ProcessLocation
@@ -87,7 +85,7 @@ class ProcessTable:
     def look_up(self, pids: Iterable[int]) -> dict[int, ProcessFacts] | None:
         """Return the running processes among `pids`; None if `/proc` does not show the host's.
 
-        The cache drops processes that are not asked for. A pid that the kernel has reused is looked
+        The cache drops processes that are not in `pids`. A pid that the kernel has reused is looked
         up again.
         """
         if not self.sees_host():
@@ -108,7 +106,6 @@ class ProcessTable:
         if text is None or after is None or after.started_ticks != before.started_ticks:
             return None  # the process ended, or its pid was reused, between the reads
         return ProcessFacts(
-            pid=pid,
             started_ticks=before.started_ticks,
             name=plain_text(before.name, MAX_NAME),
             location=parse_cgroup(text, has_private_namespace=self._has_private_namespace)

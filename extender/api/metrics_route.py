@@ -349,7 +349,7 @@ class _AgentCollector(Collector):
         yield refused
 
 
-class Follower(Protocol):
+class _Follower(Protocol):
     """Interface to the source manager."""
 
     def states(self) -> Iterable[SourceStatus]:
@@ -366,7 +366,7 @@ def export_state(
     metrics: Metrics,
     settings: Settings,
     fleet: Fleet,
-    follower: Follower,
+    follower: _Follower,
     dropped_events: Callable[[], int],
     clock: Callable[[], float],
 ) -> FleetCollector:

@@ -7,12 +7,12 @@ from extender.cli.manifests import Object, nested_pods, owner_of, pods_of
 from extender.cli.remote.errors import ClientError, Failure
 from extender.core.sizing import Measured, Proposal, propose, texts_in
 
-Measure = Callable[[Object, str | None], Size]
+_Measure = Callable[[Object, str | None], Size]
 """Returns the measured use of pods like a pod, or of an owner's pods (`Deployment chat`)."""
 
 
 def propose_for(
-    measure: Measure,
+    measure: _Measure,
     *,
     documents: Sequence[object] = (),
     text: str = "",
@@ -56,7 +56,7 @@ def propose_for(
     return propose(text, " ".join((command, *texts_in(documents))), measured)
 
 
-def _measured(measure: Measure, pod: Object, owner: str) -> Measured | None:
+def _measured(measure: _Measure, pod: Object, owner: str) -> Measured | None:
     kind, _, name = owner.partition("/")
     if owner and not (kind and name):
         raise ClientError(

@@ -27,7 +27,7 @@ _WIDE: Final = 10_000
 FILE: Final = click.Path(readable=False)
 """File name that shells can complete; a missing file is reported where it is opened."""
 
-OUTPUTS: Final = ("table", "wide", "json", "yaml")
+_OUTPUTS: Final = ("table", "wide", "json", "yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Session:
 
     Args:
         connection: options for reaching the extender.
-        output: one of `OUTPUTS`.
+        output: one of `_OUTPUTS`.
     """
 
     def __init__(self, connection: ConnectionOptions, output: str = "table") -> None:
@@ -189,7 +189,7 @@ def output_option(command: Callable[_P, None]) -> Callable[_P, None]:
     return click.option(
         "-o",
         "--output",
-        type=click.Choice(OUTPUTS),
+        type=click.Choice(_OUTPUTS),
         default="table",
         show_default=True,
         help="Output format.",

@@ -145,7 +145,7 @@ def _known(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class _Fit:
     """Number of similar pods that fit on a card.
 
     Attributes:
@@ -157,7 +157,7 @@ class Fit:
     bound: Bound
 
 
-def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: float) -> Fit:
+def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: float) -> _Fit:
     """Compute the number of pods that fit on a card, each with the measured average use.
 
     Args:
@@ -178,7 +178,7 @@ def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: floa
         Bound.MOST: MOST_REPLICAS,
     }
     bound = min(limits, key=limits.__getitem__)
-    return Fit(count=max(limits[bound], 1), bound=bound)
+    return _Fit(count=max(limits[bound], 1), bound=bound)
 
 
 def _times(room: float, each: float) -> int:

@@ -27,7 +27,7 @@ _MAX_TRIES: Final = 100
 _PIECE_NODES: Final = 200
 _DAEMON_SET: Final = "DaemonSet "
 
-IsOpen = Callable[[str], bool]
+_IsOpen = Callable[[str], bool]
 """Returns whether kube-scheduler may place pods on a node."""
 
 
@@ -138,7 +138,7 @@ class _Room:
 
 
 def find_plans(
-    fleet: Fleet, resource: str, gpus: int, *, is_open: IsOpen, host_pods: HostPods
+    fleet: Fleet, resource: str, gpus: int, *, is_open: _IsOpen, host_pods: HostPods
 ) -> Steps[Defrag]:
     """Find the fewest moves that free devices on one node, in cooperative steps.
 

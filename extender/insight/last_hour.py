@@ -31,7 +31,7 @@ _KEPT_NODES: Final = 64
 Values = list[float | None]
 
 
-class Hour(Protocol):
+class _Hour(Protocol):
     """Result of a Prometheus query; see `sources.prometheus.plots`."""
 
     @property
@@ -58,10 +58,10 @@ class Plots(Protocol):
     def is_configured(self) -> bool:
         """Whether a Prometheus is configured."""
 
-    async def hour(self, devices: Sequence[DeviceKey]) -> Hour:
+    async def hour(self, devices: Sequence[DeviceKey]) -> _Hour:
         """Query the last hour of some devices."""
 
-    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Hour:
+    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> _Hour:
         """Query a longer period of some devices, with a given number of samples."""
 
 

@@ -156,14 +156,12 @@ class Replayed:
         logged: the decision as logged.
         before: first choice under the logged settings.
         after: first choice under the changed settings.
-        feasible: number of nodes that pass under the changed settings.
         is_exact: whether the logged settings reproduce the logged decision exactly.
     """
 
     logged: LoggedDecision
     before: _ReplayedLanding
     after: _ReplayedLanding
-    feasible: int
     is_exact: bool
 
 
@@ -192,17 +190,15 @@ class Replay:
         decision = self._decide(logged, logged.request, policy)
         before = self.landing(logged, decision.best or "")
         if not self._changes.values:
-            after, feasible = before, decision.feasible
+            after = before
         else:
             other = self._decide(logged, self._changes.request(logged.request), changed)
             is_same = other.best == decision.best
             after = before if is_same else self.landing(logged, other.best or "")
-            feasible = other.feasible
         return Replayed(
             logged=logged,
             before=before,
             after=after,
-            feasible=feasible,
             is_exact=_is_as_logged(logged, decision),
         )
 

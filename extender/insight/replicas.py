@@ -79,7 +79,7 @@ ONE: Final = Replicas()
 """Default for a process without other replicas."""
 
 
-class ReplicaAnswer(Protocol):
+class _ReplicaAnswer(Protocol):
     """A versioned answer of a replica."""
 
     @property
@@ -91,7 +91,7 @@ class ReplicaAnswer(Protocol):
         """Short name of the answering replica."""
 
 
-Answer = TypeVar("Answer", bound=ReplicaAnswer)
+Answer = TypeVar("Answer", bound=_ReplicaAnswer)
 
 
 @dataclass(frozen=True, slots=True)

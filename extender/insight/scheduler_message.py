@@ -35,18 +35,16 @@ class SchedulerMessage:
         by_scheduler: reasons of kube-scheduler's own filters, most frequent first.
         by_us: reasons of the extender, most frequent first.
         preemption: the message's part about preemption, "" if there is none.
-        rest: text that is not a count of nodes, "" if there is none.
     """
 
     nodes: int | None
     by_scheduler: tuple[CountedReason, ...]
     by_us: tuple[CountedReason, ...]
     preemption: str
-    rest: str
 
 
 def read_message(message: str) -> SchedulerMessage:
-    """Parse kube-scheduler's message; text that is not a count of nodes goes to `rest`.
+    """Parse kube-scheduler's message; text that is not a count of nodes is left out.
 
     Example:
         >>> parsed = read_message("0/9 nodes are available: 4 Insufficient cpu, 5 node(s) had x.")
@@ -58,9 +56,7 @@ def read_message(message: str) -> SchedulerMessage:
     body, _, preemption = message.partition(_PREEMPTION)
     head = _HEAD.match(body)
     if head is None:
-        return SchedulerMessage(
-            nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=body
-        )
+        return SchedulerMessage(nodes=None, by_scheduler=(), by_us=(), preemption=preemption)
     reasons = _CLAIMS.split(body[head.end() :])[0].rstrip(". ")
     nodes = int(head["nodes"])
     counted = [one for text in _split(reasons) if (one := _counted(text))]
@@ -73,7 +69,6 @@ def read_message(message: str) -> SchedulerMessage:
         by_scheduler=tuple(one for one in found if not _is_ours(one.reason)),
         by_us=tuple(one for one in found if _is_ours(one.reason)),
         preemption=preemption,
-        rest="",
     )
 
 

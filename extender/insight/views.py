@@ -482,7 +482,7 @@ def _counts(gpus: Iterable[Gpu]) -> tuple[StateCounts, StateCounts]:
     return whole, instances
 
 
-class OrderedDevice(Protocol):
+class _OrderedDevice(Protocol):
     """A device with the fields that determine its position."""
 
     @property
@@ -498,7 +498,7 @@ class OrderedDevice(Protocol):
         """GPU instance id of a MIG instance, "" for a whole card."""
 
 
-def order_of(device: OrderedDevice) -> tuple[int, str, int]:
+def order_of(device: _OrderedDevice) -> tuple[int, str, int]:
     """Return a device's sort key: by card index, UUID, then MIG instance."""
     instance = number_of(device.gpu_instance_id)
     return (

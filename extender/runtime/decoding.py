@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 _MOST_SHOWN: Final = 300
 """Characters of a decoder's message that are kept, because some decoders quote the content."""
 
-MOST_DEPTH: Final = 128
+_MOST_DEPTH: Final = 128
 """Maximum nesting depth. Kubernetes objects nest about twenty levels deep; a DRA driver's
 parameters may nest deeper."""
 
@@ -87,7 +87,7 @@ def paired_json(content: bytes) -> bytes:
 
 
 def shallow_json(content: bytes) -> bytes:
-    """Return JSON in which each value that nests deeper than `MOST_DEPTH` is null.
+    """Return JSON in which each value that nests deeper than `_MOST_DEPTH` is null.
 
     A decoder refuses the whole content when one value nests too deeply. This function is about a
     hundred times slower than a decoder, so call it only after a decoder has refused the content.
@@ -101,11 +101,11 @@ def shallow_json(content: bytes) -> bytes:
     for token in _TOKENS.finditer(content):
         kind = token[0][:1]
         if kind in b"[{":
-            if depth == MOST_DEPTH:
+            if depth == _MOST_DEPTH:
                 parts.append(content[copied_to : token.start()] + b"null")
             depth += 1
         elif kind in b"]}":
             depth -= 1
-            if depth == MOST_DEPTH:
+            if depth == _MOST_DEPTH:
                 copied_to = token.end()
     return b"".join(parts) + content[copied_to:]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override  # in typing from Python 3.12 on
 
 if TYPE_CHECKING:
-    Adapter = logging.LoggerAdapter[logging.Logger]
+    _Adapter = logging.LoggerAdapter[logging.Logger]
 else:
-    Adapter = logging.LoggerAdapter
+    _Adapter = logging.LoggerAdapter
 
 _LOG_SECONDS: Final = 60.0
 """Shortest time between two equal log lines."""
@@ -78,7 +78,7 @@ class LogThrottle:
         return True
 
 
-class ThrottledLogger(Adapter):
+class ThrottledLogger(_Adapter):
     """A throttled logger for libraries that log a traceback for invalid input from clients.
 
     Warnings and errors with the same text and exception type are written at most once a minute.

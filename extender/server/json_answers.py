@@ -40,10 +40,10 @@ NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
 """Headers that forbid caching: an answer contains only what its caller may see."""
 
 
-Document = Answer | Mapping[str, object]
+_Document = Answer | Mapping[str, object]
 
 
-def json_answer(document: Document, status: int = 200) -> web.Response:
+def json_answer(document: _Document, status: int = 200) -> web.Response:
     """Return a document as a JSON response, redacted for the caller."""
     return web.Response(
         body=write_json(document), status=status, content_type=CONTENT_TYPE, headers=NOT_KEPT
@@ -76,7 +76,7 @@ async def stream_answer(
     request: web.Request,
     answer: Answer,
     name: str,
-    pieces: Iterable[Sequence[Document]] | AsyncIterable[Sequence[Document]],
+    pieces: Iterable[Sequence[_Document]] | AsyncIterable[Sequence[_Document]],
 ) -> web.StreamResponse:
     """Stream an answer while one of its lists is being built, redacted for the caller.
 
@@ -89,20 +89,20 @@ async def stream_answer(
     return await _stream(request, _listed(answer, name, pieces))
 
 
-async def document_answer(request: web.Request, document: Document) -> web.StreamResponse:
+async def document_answer(request: web.Request, document: _Document) -> web.StreamResponse:
     """Return a document redacted for the caller; stream it if it contains long lists."""
     if not any(_is_long(value) for _, value in _fields(document)):
         return json_answer(document)
     return await _stream(request, _one_by_one(write_in_pieces(document, write_json)))
 
 
-def _fields(document: Document) -> Iterable[tuple[str, object]]:
+def _fields(document: _Document) -> Iterable[tuple[str, object]]:
     if isinstance(document, Answer):
         return ((name, getattr(document, name)) for name in document.__struct_fields__)
     return document.items()
 
 
-def write_in_pieces(document: Document, write: Callable[[object], bytes]) -> Iterator[bytes]:
+def write_in_pieces(document: _Document, write: Callable[[object], bytes]) -> Iterator[bytes]:
     """Encode a document in parts; long lists are emptied while they are written.
 
     Freeing thousands of records at once would take as long as encoding some hundred.
@@ -153,7 +153,7 @@ async def _one_by_one(
 async def _listed(
     answer: Answer,
     name: str,
-    pieces: Iterable[Sequence[Document]] | AsyncIterable[Sequence[Document]],
+    pieces: Iterable[Sequence[_Document]] | AsyncIterable[Sequence[_Document]],
 ) -> AsyncGenerator[bytes, None]:
     """Encode the parts of a `stream_answer`."""
     yield b"{%b:[" % write_json(name)

@@ -103,7 +103,7 @@ class ConnectionRefusal(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Figures:
+class _Figures:
     """Connection figures of a port; counts start with the process.
 
     Attributes:
@@ -222,7 +222,7 @@ class Listener:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.figures = Figures()
+        self.figures = _Figures()
         self._address = address
         self._factory = factory
         self._most = most

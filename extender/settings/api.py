@@ -16,7 +16,7 @@ _PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]")
 """A host name, an IPv4 address, or an IPv6 address in brackets."""
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ApiAccess(StrEnum):
@@ -111,7 +111,7 @@ class ApiSettings(Section):
         return None if cert is None or key is None else (cert, key)
 
     @property
-    def networks(self) -> tuple[Network, ...]:
+    def networks(self) -> tuple[_Network, ...]:
         """IP networks of the API server's proxies, parsed from `proxies`."""
         return tuple(map(ipaddress.ip_network, self.proxies))
 

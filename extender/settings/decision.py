@@ -27,9 +27,9 @@ DEFAULT: Final = Policy()
 _MOST_LEVELS: Final = 8
 """Maximum number of topology labels: each decision about a group sums the room of each level."""
 
-Action = Annotated[HealthAction, AnyCase]
-Xid = Annotated[int, Field(ge=0, le=LARGEST_XID)]
-Celsius = Annotated[float, Field(ge=30, le=150)]
+_Action = Annotated[HealthAction, AnyCase]
+_Xid = Annotated[int, Field(ge=0, le=LARGEST_XID)]
+_Celsius = Annotated[float, Field(ge=30, le=150)]
 
 
 class ThresholdSettings(Section):
@@ -143,18 +143,18 @@ class EarlyFailureSettings(Section):
 class HealthSettings(Section):
     """Action for each health problem of a GPU, and limits that differ between clusters."""
 
-    actions: Annotated[dict[HealthSign, Action], ValueForm("a map of sign to action")] = Field(
+    actions: Annotated[dict[HealthSign, _Action], ValueForm("a map of sign to action")] = Field(
         default={},
         description="action by sign of ill health, which overrides the default action: ignore, "
         "penalty, exclude, exclude-node or exclude-multi-gpu, e.g. {dcgm_warn: ignore}; "
         "docs/settings.md lists the signs",
     )
-    xid: Annotated[dict[Xid, Action], ValueForm(f"a map of XID (0 to {LARGEST_XID}) to action")] = (
-        Field(
-            default={},
-            description="action by XID number, which overrides the built-in table, e.g. {94: "
-            "exclude, 109: penalty}",
-        )
+    xid: Annotated[
+        dict[_Xid, _Action], ValueForm(f"a map of XID (0 to {LARGEST_XID}) to action")
+    ] = Field(
+        default={},
+        description="action by XID number, which overrides the built-in table, e.g. {94: "
+        "exclude, 109: penalty}",
     )
     xid_seconds: float = Field(
         default=DEFAULT.health.xid_seconds,
@@ -171,13 +171,13 @@ class HealthSettings(Section):
         "applies. 8 is DCGM's limit for PCIe 3.0 x16; set 16 if all GPUs have 4.0 x16, 31 for "
         "5.0 x16",
     )
-    temperature_high_celsius: Celsius = Field(
+    temperature_high_celsius: _Celsius = Field(
         default=DEFAULT.health.temperature_high_celsius,
         description="temperature at which a GPU loses the most score; the loss starts 10 degrees "
         "below. If the node agent reports the temperature at which clocks slow down, that "
         "applies instead",
     )
-    memory_temperature_high_celsius: Celsius = Field(
+    memory_temperature_high_celsius: _Celsius = Field(
         default=DEFAULT.health.memory_temperature_high_celsius,
         description="temperature of the memory (HBM) at which a GPU loses the most score; the "
         "loss starts 10 degrees below",
@@ -198,26 +198,26 @@ class HealthSettings(Section):
         )
 
 
-Weight = Annotated[float, Field(ge=0, le=1000), Unit("weight")]
+_Weight = Annotated[float, Field(ge=0, le=1000), Unit("weight")]
 
 
 class WeightSettings(Section):
     """Weights of the smaller terms of the score; only their ratios matter."""
 
-    utilization: Weight = Field(
+    utilization: _Weight = Field(
         default=DEFAULT.weights.utilization,
         description="weight of low mean activity. The weights order nodes with shared GPUs, and "
         "nodes with whole GPUs of equal fit; only their ratios matter",
     )
-    memory: Weight = Field(default=DEFAULT.weights.memory, description="weight of free memory")
-    sharing: Weight = Field(
+    memory: _Weight = Field(default=DEFAULT.weights.memory, description="weight of free memory")
+    sharing: _Weight = Field(
         default=DEFAULT.weights.sharing, description="weight of few pods on shared GPUs"
     )
-    bursts: Weight = Field(
+    bursts: _Weight = Field(
         default=DEFAULT.weights.bursts,
         description="weight of steadily low activity, by mean and spread",
     )
-    stress: Weight = Field(
+    stress: _Weight = Field(
         default=DEFAULT.weights.stress, description="weight of cool GPUs without throttling"
     )
 

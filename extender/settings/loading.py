@@ -20,7 +20,7 @@ from extender.settings.problems import Origin, describe
 from extender.settings.removed import REMOVED
 from extender.settings.spec import ENVIRONMENT_PREFIX, list_settings
 
-Model = TypeVar("Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 _MOST_PROBLEMS: Final = 50
 """Maximum number of invalid values that are described; a suggestion takes a millisecond."""
@@ -39,7 +39,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded(Generic[Model]):
+class Loaded(Generic[_Model]):
     """Settings that were loaded.
 
     Attributes:
@@ -47,19 +47,19 @@ class Loaded(Generic[Model]):
         warnings: one line for each removed setting that is still set.
     """
 
-    settings: Model
+    settings: _Model
     warnings: tuple[str, ...]
 
 
 def load_model(
-    model: type[Model],
+    model: type[_Model],
     path: Path | None,
     environ: Mapping[str, str],
     *,
     content: bytes | None = None,
     prefix: str = ENVIRONMENT_PREFIX,
     removed: Mapping[tuple[str, ...], str] = REMOVED,
-) -> Loaded[Model]:
+) -> Loaded[_Model]:
     """Load settings: environment variables override the file, the file overrides defaults.
 
     Args:

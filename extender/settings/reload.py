@@ -69,7 +69,7 @@ LIVE_PARTS: Final = {
 }
 """Settings of other sections that apply without a restart."""
 
-Adopt = Callable[[Settings], Awaitable[None]]
+_Adopt = Callable[[Settings], Awaitable[None]]
 """Applies new settings."""
 
 
@@ -103,7 +103,7 @@ class Reloader:
         self,
         file: SettingsFile,
         settings: Settings,
-        adopt: Adopt,
+        adopt: _Adopt,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:

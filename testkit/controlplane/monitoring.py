@@ -66,7 +66,7 @@ def always(expression: str) -> str:
     return _LIMIT.sub(r"\1 bool ", re.sub(r"^absent\((.*)\)$", r"\1", expression))
 
 
-def asked_metrics() -> set[str]:
+def requested_metrics() -> set[str]:
     """Return the names of idlegpu's metrics in all queries; a histogram by its base name."""
     queries = [*panel_queries("1m"), *(alert["expr"] for alert in alerts())]
     return {_SUFFIX.sub("", name) for query in queries for name in OURS.findall(query)}

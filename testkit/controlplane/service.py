@@ -56,8 +56,8 @@ class _Connection:
         """Forward bytes and the end of the stream in both directions."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._ask())
-                group.create_task(self._answer())
+                group.create_task(self._forward_requests())
+                group.create_task(self._forward_answers())
         except* OSError:
             self.is_broken |= self.is_waiting
             _reset(self._writer)
@@ -65,7 +65,7 @@ class _Connection:
             for one in (self._back, self._writer):
                 one.close()
 
-    async def _ask(self) -> None:
+    async def _forward_requests(self) -> None:
         while chunk := await self._reader.read(CHUNK):
             if len(chunk) > GOODBYE_BYTES:
                 self.is_waiting = True
@@ -79,7 +79,7 @@ class _Connection:
         if not self._is_ended:
             self._back.write_eof()
 
-    async def _answer(self) -> None:
+    async def _forward_answers(self) -> None:
         while chunk := await self._there.read(CHUNK):
             self.is_waiting = False
             self._writer.write(chunk)

@@ -20,7 +20,7 @@ from simulation.agents import run_agents
 from simulation.models import H100
 from simulation.nodes import NodeSpec
 from testkit.controlplane.deployed import merged
-from testkit.controlplane.monitoring import alerts, always, asked_metrics, panel_queries
+from testkit.controlplane.monitoring import alerts, always, panel_queries, requested_metrics
 from testkit.controlplane.objects import pod
 from testkit.controlplane.plane import ControlPlane
 from testkit.controlplane.services import Services
@@ -140,7 +140,7 @@ async def always_zero(watched: Watched) -> set[str]:
     """Return the queried metrics that were always 0."""
     queries = {
         name: f'max(max_over_time({{__name__=~"{name}(_count)?"}}[10m])) != 0'
-        for name in asked_metrics()
+        for name in requested_metrics()
     }
     assert len(queries) > 30
     return {name for name, values in (await watched.answers(queries)).items() if not values}

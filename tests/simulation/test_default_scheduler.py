@@ -5,8 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from simulation.counterfactual import mean_fates, without_idlegpu
-from simulation.default_scheduler import DefaultScheduler, Fate, default_scores, least_allocated
+from simulation.default_scheduler import (
+    DefaultScheduler,
+    Fate,
+    default_scores,
+    least_allocated,
+    mean_fates,
+    without_idlegpu,
+)
 from simulation.demo_fleet import demo_fleet
 from simulation.demo_scenes import PODS
 from simulation.devices import Load

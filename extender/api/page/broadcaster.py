@@ -31,7 +31,7 @@ _MOST_BATCHES: Final = 64
 """Largest number of batches of decisions to keep for slow readers."""
 
 
-class PageViewer:
+class _PageViewer:
     """Progress of one viewer.
 
     Args:
@@ -103,7 +103,7 @@ class Broadcaster:
         self._clock = clock
         self._yield_control = yield_control
         self.is_closing = False
-        self._viewers: dict[PageViewer, None] = {}
+        self._viewers: dict[_PageViewer, None] = {}
         self._is_watched = asyncio.Event()
         self._batches: deque[_Batch] = deque(maxlen=_MOST_BATCHES)
         self._batch = 0
@@ -126,9 +126,9 @@ class Broadcaster:
         self.leave(last)
         return True
 
-    def join(self, who: str = "") -> PageViewer:
+    def join(self, who: str = "") -> _PageViewer:
         """Add a viewer; it receives no decisions made before."""
-        viewer = PageViewer(who)
+        viewer = _PageViewer(who)
         viewer.batch = self._batch
         if not self._viewers:
             self._make_beat()
@@ -137,7 +137,7 @@ class Broadcaster:
         self._is_watched.set()
         return viewer
 
-    def leave(self, viewer: PageViewer) -> None:
+    def leave(self, viewer: _PageViewer) -> None:
         """Remove a viewer."""
         self._viewers.pop(viewer, None)
         if not self._viewers:
@@ -149,7 +149,7 @@ class Broadcaster:
         for viewer in self._viewers:
             viewer.news.set()
 
-    def news_for(self, viewer: PageViewer) -> Iterator[bytes]:
+    def news_for(self, viewer: _PageViewer) -> Iterator[bytes]:
         """Yield the events that a viewer has not received; each is fetched when it is taken."""
         viewer.news.clear()
         if viewer.beat != self._beat:

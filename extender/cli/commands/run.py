@@ -174,11 +174,11 @@ def _seconds(text: str) -> int:
 def _choose_scheduler(session: Session) -> str:
     """Choose and print the schedulerName: the only one that calls the extender, else ""."""
     try:
-        asking = session.with_timeout(_HURRY_SECONDS).client.unasked().asked_by
-        known = f"schedulers that call idlegpu: {', '.join(asking) or 'none known'}"
+        callers = session.with_timeout(_HURRY_SECONDS).client.unasked().asked_by
+        known = f"schedulers that call idlegpu: {', '.join(callers) or 'none known'}"
     except ClientError:
-        asking, known = [], "idlegpu does not answer"
-    chosen = only_scheduler(asking)
+        callers, known = [], "idlegpu does not answer"
+    chosen = only_scheduler(callers)
     click.echo(
         f"{chosen or DEFAULT_SCHEDULER} will place it (--scheduler NAME for another): {known}",
         err=True,

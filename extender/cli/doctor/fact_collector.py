@@ -1,9 +1,13 @@
 """Fact collector: recognize documents from files or an API server and sort them into facts."""
 
+import base64
+import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from extender.cli.doctor.certificates import read_secret
+from cryptography import x509
+from prometheus_client.parser import text_string_to_metric_families
+
 from extender.cli.doctor.facts import (
     Certificate,
     Facts,
@@ -110,6 +114,7 @@ def _namespace(item: Object) -> str:
     return text_of(mapping_of(item.get("metadata")).get("namespace"))
 
 
+PEM: Final = "-----BEGIN CERTIFICATE-----"
 _END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
 _SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
 _SETTINGS_KEYS: Final = frozenset(
@@ -247,7 +252,7 @@ class FactCollector:
         """Add the certificates in a Secret, and the documents in a ConfigMap."""
         data = mapping_of(item.get("data"))
         if kind == "Secret":
-            self._certificates += read_secret(f"Secret {key_of(item)}", data)
+            self._certificates += _read_secret(f"Secret {key_of(item)}", data)
         if kind != "ConfigMap":
             return
         for name, value in data.items():
@@ -327,6 +332,51 @@ class FactCollector:
             if sample.name == _END_METRIC:
                 source = f"the extender's {sample.labels.get('certificate', '')}"
                 yield Certificate(source=source, subject="", ends_at=sample.value)
+
+
+def parse_exposition(text: str) -> tuple[Sample, ...]:
+    r"""Parse a text in Prometheus exposition format into samples.
+
+    Raises:
+        ValueError: the text is malformed.
+
+    Example:
+        >>> parse_exposition('up{job="a"} 1\n')
+        (Sample(name='up', labels={'job': 'a'}, value=1.0),)
+    """
+    return tuple(
+        Sample(name=sample.name, labels=dict(sample.labels), value=float(sample.value))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    )
+
+
+def read_certificates(source: str, text: str) -> Iterator[Certificate]:
+    """Parse the certificates in a PEM text; a text without certificates yields none.
+
+    Raises:
+        ValueError: a certificate is malformed.
+    """
+    if PEM not in text:
+        return
+    for certificate in x509.load_pem_x509_certificates(text.encode()):
+        yield Certificate(
+            source=source,
+            subject=certificate.subject.rfc4514_string(),
+            ends_at=certificate.not_valid_after_utc.timestamp(),
+        )
+
+
+def _read_secret(source: str, data: Mapping[str, object]) -> Iterator[Certificate]:
+    """Parse the certificates in a Secret's data; private keys are not read."""
+    for name, value in data.items():
+        if not name.endswith(".crt"):
+            continue
+        try:
+            text = base64.b64decode(text_of(value), validate=True).decode()
+            yield from read_certificates(f"{source} {name}", text)
+        except (binascii.Error, ValueError):
+            continue  # the component that uses the certificate reports the error
 
 
 def _tuple(samples: list[Sample] | None) -> tuple[Sample, ...] | None:

@@ -6,9 +6,12 @@ from typing import Final
 
 import msgspec
 
-from extender.cli.doctor.certificates import PEM, read_certificates
-from extender.cli.doctor.exposition import parse_exposition
-from extender.cli.doctor.fact_collector import FactCollector
+from extender.cli.doctor.fact_collector import (
+    PEM,
+    FactCollector,
+    parse_exposition,
+    read_certificates,
+)
 from extender.cli.remote.errors import ClientError, Failure, cause_of
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import yaml_documents

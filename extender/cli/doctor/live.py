@@ -8,8 +8,7 @@ from extender.cli.client import Client
 from extender.cli.doctor.checks.layouts import MANAGER_WORDS
 from extender.cli.doctor.checks.neighbours import AUTOSCALERS
 from extender.cli.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
-from extender.cli.doctor.exposition import parse_exposition
-from extender.cli.doctor.fact_collector import FactCollector
+from extender.cli.doctor.fact_collector import FactCollector, parse_exposition
 from extender.cli.doctor.facts import Object
 from extender.cli.doctor.objects import (
     AGENT_WORDS,

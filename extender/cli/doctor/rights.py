@@ -15,7 +15,7 @@ _REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeededRight:
+class _NeededRight:
     """A right that the extender's account needs.
 
     Attributes:
@@ -69,13 +69,13 @@ def _reads_groups(settings: Object) -> bool:
     return mapping_of(settings.get("cluster")).get("group_objects") is True
 
 
-NEEDS: Final[tuple[NeededRight, ...]] = (
-    NeededRight(group="", resource="nodes", verbs=("list", "watch")),
-    NeededRight(group="", resource="pods", verbs=("list", "watch")),
-    NeededRight(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
-    NeededRight(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
+NEEDS: Final[tuple[_NeededRight, ...]] = (
+    _NeededRight(group="", resource="nodes", verbs=("list", "watch")),
+    _NeededRight(group="", resource="pods", verbs=("list", "watch")),
+    _NeededRight(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
+    _NeededRight(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
     *(
-        NeededRight(
+        _NeededRight(
             group=group,
             resource=resource,
             verbs=("list", "watch"),
@@ -89,29 +89,29 @@ NEEDS: Final[tuple[NeededRight, ...]] = (
             ("jobset.x-k8s.io", "jobsets"),
         )
     ),
-    NeededRight(
+    _NeededRight(
         group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events
     ),
-    NeededRight(
+    _NeededRight(
         group="authentication.k8s.io",
         resource="tokenreviews",
         verbs=("create",),
         when=_takes_tokens,
     ),
-    NeededRight(
+    _NeededRight(
         group="authorization.k8s.io",
         resource="subjectaccessreviews",
         verbs=("create",),
         when=_takes_tokens,
     ),
-    NeededRight(
+    _NeededRight(
         group="storage.k8s.io",
         resource="csistoragecapacities",
         verbs=("create",),
         is_own=True,
         when=_wakes,
     ),
-    NeededRight(
+    _NeededRight(
         group="storage.k8s.io",
         resource="csistoragecapacities",
         verbs=("patch",),
@@ -119,10 +119,10 @@ NEEDS: Final[tuple[NeededRight, ...]] = (
         name="idlegpu-state",
         when=_wakes,
     ),
-    NeededRight(
+    _NeededRight(
         group="coordination.k8s.io", resource="leases", verbs=("create",), is_own=True, when=_leads
     ),
-    NeededRight(
+    _NeededRight(
         group="coordination.k8s.io",
         resource="leases",
         verbs=("get", "patch"),
@@ -130,14 +130,14 @@ NEEDS: Final[tuple[NeededRight, ...]] = (
         name="idlegpu-wake",
         when=_leads,
     ),
-    NeededRight(
+    _NeededRight(
         group="",
         resource="nodes",
         verbs=("patch",),
         manifest="manifests/components/wake-nodes",
         when=_wakes_nodes,
     ),
-    NeededRight(
+    _NeededRight(
         group="",
         resource="pods",
         verbs=("patch",),
@@ -197,7 +197,7 @@ def _own_user(cluster: Cluster) -> str:
     return text_of(info.get("username"))
 
 
-def _attributes(need: NeededRight, verb: str, namespace: str) -> dict[str, str]:
+def _attributes(need: _NeededRight, verb: str, namespace: str) -> dict[str, str]:
     every = {
         "group": need.group,
         "resource": need.resource,

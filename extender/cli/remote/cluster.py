@@ -102,7 +102,7 @@ class Cluster:
             namespace,
         )
 
-    def service(self, service: str, *, token: str = "") -> "ServiceTransport":
+    def service(self, service: str, *, token: str = "") -> "_ServiceTransport":
         """Return a transport to a Service through the API server's proxy.
 
         Args:
@@ -122,7 +122,7 @@ class Cluster:
                 Failure.BAD_REQUEST,
             )
         address = _Address(*match.groups(default=""))
-        return ServiceTransport(self._transport, address, service, token)
+        return _ServiceTransport(self._transport, address, service, token)
 
     def get(self, path: str, params: Params | None = None) -> Any:  # noqa: ANN401 - an object
         """Return an object.
@@ -208,7 +208,7 @@ class _Address(NamedTuple):
         return any((each.app_protocol or each.name).lower() == _HTTPS for each in meant)
 
 
-class ServiceTransport:
+class _ServiceTransport:
     """Transport to a Service through the API server's proxy.
 
     Args:

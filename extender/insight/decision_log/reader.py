@@ -63,7 +63,6 @@ class LoggedDecision:
         best: best nodes and their scores, as logged.
         feasible: number of candidates that passed.
         digest: hash of the verdicts on all candidates.
-        fleet: sequence number of the `fleet` line that the snapshot is based on.
         group: nearness of the candidates to the pod's group, None if it is in none.
     """
 
@@ -80,7 +79,6 @@ class LoggedDecision:
     best: tuple[tuple[str, float], ...]
     feasible: int
     digest: str
-    fleet: int
     group: GroupFit | None = None
 
     @property
@@ -96,12 +94,10 @@ class LoggedBinding:
     Attributes:
         uid: the pod's UID.
         node: the node.
-        at: time at which the binding was seen, seconds since the epoch.
     """
 
     uid: str
     node: str
-    at: float
 
 
 Logged = LoggedDecision | LoggedBinding
@@ -176,9 +172,7 @@ class _Reader:
             case "decision":
                 return self._decision(line)
             case "bound":
-                return LoggedBinding(
-                    uid=str(line["uid"]), node=str(line["node"]), at=_number(line["at"])
-                )
+                return LoggedBinding(uid=str(line["uid"]), node=str(line["node"]))
             case _:
                 pass  # a newer writer's kind, which decisions do not need
         return None
@@ -207,7 +201,6 @@ class _Reader:
             best=tuple((str(node), float(score)) for node, score in best),  # type: ignore[attr-defined] # of a document
             feasible=int(_number(result["feasible"])),
             digest=str(result["digest"]),
-            fleet=self.fleets,
             group=_read_group(mapping_of(line.get("group")), candidates),
         )
 

@@ -77,7 +77,6 @@ async def test_a_hung_call_is_abandoned_and_named(release: threading.Event) -> N
 
     assert (caught.value.subject, caught.value.call) == ("GPU-1", "nvmlStuck")
     assert one.hung_subjects() == {"GPU-1"}
-    assert one.abandoned_count == 1
 
 
 async def test_the_next_job_runs_while_a_call_still_hangs(release: threading.Event) -> None:
@@ -93,7 +92,7 @@ async def test_calls_of_all_cards_may_hang(release: threading.Event) -> None:
         await hang(one, release, f"GPU-{number}")
 
     assert await one.run(lambda _: "well") == "well"
-    assert len(one.hung_subjects()) == one.abandoned_count == 16
+    assert len(one.hung_subjects()) == 16
 
 
 async def test_the_cooldown_doubles_until_the_card_answers() -> None:

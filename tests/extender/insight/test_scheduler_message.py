@@ -53,15 +53,10 @@ def test_older_schedulers_say_nothing_of_claims() -> None:
 @pytest.mark.parametrize(
     "message", ["", "scheduling is blocked", "0/x nodes are available: 1 a.", "9 Insufficient cpu"]
 )
-def test_text_that_is_not_a_count_is_kept_unchanged(message: str) -> None:
+def test_text_that_is_not_a_count_yields_no_reason(message: str) -> None:
     reported = read_message(message)
 
-    assert (reported.nodes, reported.by_scheduler, reported.by_us, reported.rest) == (
-        None,
-        (),
-        (),
-        message,
-    )
+    assert (reported.nodes, reported.by_scheduler, reported.by_us) == (None, (), ())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
-from testkit.kube_objects import asking, node, pod
+from testkit.kube_objects import node, pod, requesting
 from tests.extender.sources.watched_cluster import FAST, Sink
 
 AMD = "amd.com/gpu"
@@ -127,7 +127,7 @@ async def test_objects_are_reduced_again_during_the_watch(kube: FakeKube, tmp_pa
 async def test_a_new_resource_counts_once_nodes_and_pods_are_listed_again(
     kube: FakeKube, tmp_path: Path, last: str
 ) -> None:
-    kube.put("pods", asking("before", amd="1"))
+    kube.put("pods", requesting("before", amd="1"))
     gate = asyncio.Event()
 
     async def held_up(request: web.Request) -> web.StreamResponse:
@@ -140,12 +140,12 @@ async def test_a_new_resource_counts_once_nodes_and_pods_are_listed_again(
         kube.faults["list"].extend([held_up, held_up])
         part.start(NVIDIA, AMD)
         await part.watching()
-        kube.put("pods", asking("waits", amd="1"))
-        kube.put("pods", asking("gone", amd="1"))
-        kube.put("pods", asking("both", nvidia="2", amd="1"))
+        kube.put("pods", requesting("waits", amd="1"))
+        kube.put("pods", requesting("gone", amd="1"))
+        kube.put("pods", requesting("both", nvidia="2", amd="1"))
         kube.delete("pods", "ns/gone")
         await eventually(lambda: "both" in part.sink.pods)
-        holder = asking("holder", amd="1")
+        holder = requesting("holder", amd="1")
         holder["spec"]["nodeName"] = "n"
         kube.put("pods", holder)
         await eventually(lambda: "holder" in part.sink.pods)
@@ -171,7 +171,7 @@ async def test_a_removed_resource_stops_counting_at_once(kube: FakeKube, tmp_pat
 async def test_a_change_that_is_reverted_early_has_no_effect(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    kube.put("pods", asking("waits", amd="1"))
+    kube.put("pods", requesting("waits", amd="1"))
 
     async with restarted(kube, tmp_path) as part:
         await part.stop()

@@ -3,7 +3,7 @@
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.cluster import PodFeed
 from extender.sources.kubernetes.object_cache import Pacer
-from testkit.kube_objects import asking
+from testkit.kube_objects import requesting
 from tests.extender.sources.watched_cluster import Sink
 
 
@@ -20,7 +20,7 @@ async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> 
     feed.listed_resources = ResourceNames(("nvidia.com/gpu",))
 
     feed.begin_list()
-    feed.add_listed(asking("waits", amd="1"))
+    feed.add_listed(requesting("waits", amd="1"))
     feed.listed_resources = None
     await feed.report_withheld(pacer)
     await feed.end_list(pacer)

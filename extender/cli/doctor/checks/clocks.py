@@ -8,7 +8,7 @@ from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import condition_of, name_of, parse_time, some
 from extender.core.untyped import mapping_of, objects_of
 
-SKEW_SECONDS: Final = 10.0
+_SKEW_SECONDS: Final = 10.0
 """Largest accepted difference. NTP keeps clocks far closer; API timestamps are whole seconds."""
 
 
@@ -40,7 +40,7 @@ def _skewed(facts: Facts) -> Iterator[Problem]:
     evidence = []
     for node in facts.nodes or ():
         skew = _skew(node, facts.at)
-        if skew is not None and abs(skew) > SKEW_SECONDS:
+        if skew is not None and abs(skew) > _SKEW_SECONDS:
             evidence.append(
                 f"{name_of(node)}: {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
             )
@@ -52,7 +52,7 @@ def _skewed(facts: Facts) -> Iterator[Problem]:
             remedy="on the node: timedatectl set-ntp true && chronyc makestep",
         )
     skew = 0.0 if facts.extender_at is None else facts.extender_at - facts.at
-    if abs(skew) > SKEW_SECONDS:
+    if abs(skew) > _SKEW_SECONDS:
         yield Problem(
             severity=Severity.WARNING,
             what="the extender's clock differs from this machine's: one of them is wrong",

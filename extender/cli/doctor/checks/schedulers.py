@@ -200,8 +200,8 @@ def _late(facts: Facts) -> Iterator[Problem]:
     Remedy: `httpTimeout`, or CPU for the extender.
     """
     yield from _reported(facts, "IG002")
-    asking = [(one.source, entry) for one, entry in _ours(facts)]
-    for source, entry in asking or [("as shipped", {"httpTimeout": "1s"})]:
+    callers = [(one.source, entry) for one, entry in _ours(facts)]
+    for source, entry in callers or [("as shipped", {"httpTimeout": "1s"})]:
         limit = _seconds_of(entry.get("httpTimeout")) or _DEFAULT_TIMEOUT_SECONDS
         for verb, slow, every in _slow(facts, limit):
             if slow / every > _SLOW_SHARE:

@@ -101,7 +101,7 @@ def hungry(cpu: str) -> dict[str, Any]:
     return item
 
 
-def asking(**changes: object) -> tuple[Any, ...]:
+def called_with(**changes: object) -> tuple[Any, ...]:
     return (scheduler(entry(**changes)),)
 
 
@@ -138,7 +138,7 @@ INSTANCES: Final = tuple(
     device(0, resource=MIG, gpu_instance_id=str(number), mig_profile="1g.10gb")
     for number in range(7)
 )
-WITH_MIG: Final = asking(managedResources=[{"name": GPU}, {"name": MIG}])
+WITH_MIG: Final = called_with(managedResources=[{"name": GPU}, {"name": MIG}])
 WITH_MIG_ALONE: Final = {
     "schedulers": WITH_MIG,
     "devices": INSTANCES,
@@ -158,14 +158,14 @@ FAULTS: Final[dict[str, Fault]] = {
         {"metrics": metrics(in_time=sample(ANSWERS, 900.0, verb="filter", outcome="ok", le="1.0"))},
     ),
     "nodeCacheCapable off": Fault(
-        "IG003", "nodeCacheCapable: true", {"schedulers": asking(nodeCacheCapable=False)}
+        "IG003", "nodeCacheCapable: true", {"schedulers": called_with(nodeCacheCapable=False)}
     ),
     "the scheduler of all pods without batching": Fault(
         "IG012", "a second scheduler", {"pods": beside(kube_scheduler("v1.37.2"))}
     ),
-    "weights that drown us": Fault("IG004", "weight: 1", {"schedulers": asking(weight=10)}),
+    "weights that drown us": Fault("IG004", "weight: 1", {"schedulers": called_with(weight=10)}),
     "a verb that is not called": Fault(
-        "IG005", "prioritizeVerb: prioritize", {"schedulers": asking(prioritizeVerb=None)}
+        "IG005", "prioritizeVerb: prioritize", {"schedulers": called_with(prioritizeVerb=None)}
     ),
     "a MIG profile missing in managedResources": Fault(
         "IG006",
@@ -190,7 +190,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "an address that was not filled in": Fault(
         "IG010",
         "scheduler-config/control-plane.sh",
-        {"schedulers": asking(urlPrefix="https://FIXED_ADDRESS:8888")},
+        {"schedulers": called_with(urlPrefix="https://FIXED_ADDRESS:8888")},
     ),
     "a second scheduler newer than the API server": Fault(
         "IG011",

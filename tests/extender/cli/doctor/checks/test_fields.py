@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from extender.cli.doctor.checks.fields import FIELDS, XIDS
-from extender.cli.doctor.exposition import parse_exposition
+from extender.cli.doctor.fact_collector import parse_exposition
 from extender.cli.doctor.facts import Facts, Sample
 from extender.core.devices.readings import Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS
