@@ -28,7 +28,7 @@ EXIT_CANNOT_SERVE: Final = 1
 """The agent cannot serve: its address is taken, or a fault."""
 EXIT_BAD_SETTINGS: Final = 2
 """Arguments or settings are invalid."""
-_EXIT_NO_GPU: Final = 3
+EXIT_NO_GPU: Final = 3
 """`--once` or `--watch` found no readable GPU; the text says why and what to do."""
 
 
@@ -127,11 +127,11 @@ def _watch(options: Options) -> int:
 
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(watch_reports(options, Nvml(), show))
-    return _status(shown[0]) if shown else _EXIT_NO_GPU
+    return _status(shown[0]) if shown else EXIT_NO_GPU
 
 
 def _status(report: Report) -> int:
-    return EXIT_OK if any(one.age_seconds is not None for one in report.devices) else _EXIT_NO_GPU
+    return EXIT_OK if any(one.age_seconds is not None for one in report.devices) else EXIT_NO_GPU
 
 
 def _build_parser() -> argparse.ArgumentParser:
