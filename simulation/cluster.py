@@ -26,12 +26,14 @@ class SimulatedCluster:
         fleet: the GPUs; may be changed at any time.
         control: pods and nodes; create, bind and end pods here or over HTTP.
         prometheus_url: base URL of the Prometheus.
+        apiserver_url: base URL of the API server.
         kubeconfig: path of a kubeconfig for the API server.
     """
 
     fleet: SimulatedFleet
     control: SimulatedControlPlane
     prometheus_url: str
+    apiserver_url: str
     kubeconfig: Path
 
 
@@ -61,6 +63,7 @@ async def run_cluster(
             fleet=fleet,
             control=control,
             prometheus_url=prometheus_url,
+            apiserver_url=apiserver_url,
             kubeconfig=kubeconfig,
         )
 
