@@ -14,7 +14,7 @@ async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> 
         ResourceNames(("nvidia.com/gpu", "amd.com/gpu")),
         early_seconds=60.0,
         exporter_words=(),
-        held_by=lambda _: None,
+        held_by=lambda _namespace, _name: None,
         clock=lambda: 0.0,
     )
     feed.listed_resources = ResourceNames(("nvidia.com/gpu",))
