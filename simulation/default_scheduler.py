@@ -187,7 +187,7 @@ def _fate_on(device: Device, uid: str, *, is_capped: bool) -> tuple[Fate, str]:
     if is_capped:
         room = min(room, total // device.replicas)
     if own.memory_bytes > room:
-        return Fate.OUT_OF_MEMORY, f"only {room / GIB:.0f} GiB are free"
+        return Fate.OUT_OF_MEMORY, f"only {room / GIB:.0f} GiB is free"
     if own.utilization + others.utilization > 1.0:
         return Fate.SATURATED, f"GPU {others.utilization:.0%} busy"
     return Fate.GOOD, ""

@@ -17,8 +17,10 @@ from simulation.objects import JsonObject
 
 WAIT_SECONDS = 60.0
 LEGEND = (
-    "[dim]GPUS:[/] [green]I[/] idle  [red]B[/] busy  [yellow]~[/] stale  [magenta]F[/] foreign  "
-    "[bold red]X[/] unhealthy  [red]E[/] excluded; small: a pod holds it\n"
+    "[dim]GPUS:[/] [green]I[/] idle  [red]B[/] busy  [yellow]~[/] stale readings  "
+    "[magenta]F[/] foreign: used outside Kubernetes\n"
+    "      [bold red]X[/] unhealthy  [red]E[/] excluded: beside an unhealthy GPU  "
+    "small: a pod holds it\n"
     "[dim]FREE: by kube-scheduler's count. LOAD: measured.[/]\n"
 )
 _LETTERS = {
@@ -97,7 +99,7 @@ class FleetWatcher:
         lines = []
         if placement.node in explained:
             runner_up = decision["runner_up"]
-            after = f"; next was {runner_up}" if runner_up else ""
+            after = f"; second best: {runner_up}" if runner_up else ""
             lines.append(f"because {_merits(explained[placement.node])}{after}")
         refused = Counter(placement.refused.values()).most_common()
         lines.extend(f"refused: {count} {reason}" for reason, count in refused)

@@ -107,8 +107,8 @@ def _counted(text: str) -> CountedReason | None:
 _HELP_OURS: Final = {
     Rejection.UNHEALTHY: "`idlegpu gpus NODE -o wide` shows the fault of each GPU; reset it "
     "(docs/gpu-operator.md: drain the agent, too), or drain the node",
-    Rejection.FOREIGN_USE: "processes outside Kubernetes use their GPUs: `idlegpu gpus NODE` shows "
-    "the GPUs, `nvidia-smi` on the node shows the processes",
+    Rejection.FOREIGN_USE: "end these processes, or taint the node: `idlegpu gpus NODE` shows the "
+    "GPUs, and with the node agent the processes; `nvidia-smi` on the node shows them, too",
     Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory requests more than these GPUs "
     "have: lower it, or add nodes with larger GPUs",
     Rejection.NO_MEMORY: "other tenants declared or use the memory of the shared GPUs: wait until "

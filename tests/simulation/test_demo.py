@@ -38,7 +38,7 @@ async def test_doctor_output_fits_80_columns_and_its_summary_adds_up() -> None:
     reasons = {
         "on saturated GPUs": "% busy",
         "on broken GPUs": "lost GPU",
-        "out of memory": "are free",
+        "out of memory": "is free",
     }
     for fate, reason in reasons.items():
         assert tally[fate] == (0, sum(reason in row[2] for row in rows))

@@ -102,7 +102,8 @@ export class Detail {
   list(node, picked) {
     const start = this.fleet.names.indexOf(this.node);
     const first = start < 0 ? -1 : this.fleet.nodeStart[start];
-    return h("ul", { class: "gpus", "aria-label": "GPUs of this node" }, node.gpus.map((gpu, at) => {
+    const heads = h("div", { class: "gpu-row heads", "aria-hidden": "true" }, h("span", {}), h("span", {}), h("span", {}, "activity"), h("span", {}), h("span", {}, "memory"), h("span", {}));
+    return [heads, h("ul", { class: "gpus", "aria-label": "GPUs of this node" }, node.gpus.map((gpu, at) => {
       const device = first < 0 ? -1 : first + at; // same order as in the map
       const fleetState = device >= 0 && device < this.fleet.size ? this.fleet.state[device] : 3;
       return h("li", {}, h("button", { type: "button", class: "gpu-row", "aria-pressed": String(at === picked), onclick: () => go({ gpu: String(at) }) },
@@ -110,7 +111,7 @@ export class Detail {
         h("span", { class: "gpu-name" }, nameOf(gpu)),
         meter(gpu.utilization_latest_ratio, this.fleet.thresholds.utilization), h("span", { class: "num" }, gpu.utilization_latest_ratio === null ? "?" : `${Math.round(gpu.utilization_latest_ratio * 100)} %`),
         meter(gpu.memory_used_ratio, this.fleet.thresholds.memory), h("span", { class: "num" }, gpu.memory_used_ratio === null ? "?" : bytes(gpu.memory_used_ratio * gpu.memory_total_bytes))));
-    }));
+    }))];
   }
 
   gpu(gpu, at) {

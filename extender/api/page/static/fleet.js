@@ -172,7 +172,7 @@ export class Fleet {
   /** Format counts: whole GPUs and MIG instances add up to the devices. */
   sizeInWords({ gpus, instances, divided }) {
     if (!instances) return [plural(gpus, "GPU")];
-    const parts = `${plural(instances, "MIG instance")} on ${gpus ? `${count(divided)} more` : plural(divided, "GPU")}`;
+    const parts = `${plural(instances, "MIG instance")} on ${gpus ? `${count(divided)} more ${divided === 1 ? "GPU" : "GPUs"}` : plural(divided, "GPU")}`;
     return gpus ? [plural(gpus, "GPU"), parts] : [parts];
   }
 

@@ -8,8 +8,8 @@ import { go } from "./url.js";
 
 const GAP_MS = 5000;
 const STATES = {
-  refused: "idlegpu refused nodes", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
-  nominated: "preemption makes room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
+  refused: "idlegpu refuses the nodes that kube-scheduler would accept", unschedulable: "kube-scheduler finds no node, even before it asks idlegpu", placing: "idlegpu chose a node a moment ago; the pod is not bound yet",
+  nominated: "kube-scheduler evicts other pods to make room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
 };
 
 export class Pending {
@@ -70,11 +70,14 @@ export class Pending {
       pod.by_scheduler.length || pod.by_us.length ? h("div", { class: "pair" },
         h("section", {}, h("h4", {}, "kube-scheduler refuses"), pod.by_scheduler.length ? reasons(pod.by_scheduler) : h("p", { class: "muted" }, "nothing")),
         h("section", {}, h("h4", {}, "idlegpu refuses"), pod.by_us.length ? reasons(pod.by_us) : h("p", { class: "muted" }, "nothing"))) : null,
-      pod.hints.length ? h("section", {}, h("h4", {}, "What would have to change"), h("ul", { class: "plain-list" }, pod.hints.map((hint) => h("li", {}, hint)))) : null,
+      pod.hints.length ? h("section", {}, h("h4", {}, "What would have to change"), h("ul", { class: "plain-list" }, pod.hints.map((hint) => h("li", {}, withCommands(hint))))) : null,
       pod.message ? h("details", {}, h("summary", {}, "kube-scheduler's words"), h("p", { class: "words" }, pod.message), pod.preemption ? h("p", { class: "words" }, pod.preemption) : null) : null,
-      pod.decision ? h("p", {}, h("button", { type: "button", class: "link", onclick: () => go({ view: "decisions", decision: pod.decision.id }, true) }, `Our last decision (${pod.decision.feasible} of ${plural(pod.decision.candidates, "node")} suitable)`)) : null);
+      pod.decision ? h("p", {}, h("button", { type: "button", class: "link", onclick: () => go({ view: "decisions", decision: pod.decision.id }, true) }, `idlegpu's last decision (${pod.decision.feasible} of ${plural(pod.decision.candidates, "node")} suitable)`)) : null);
   }
 }
+
+/** Show commands, which stand between backquotes, as code. */
+const withCommands = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 
 /** Return the reason for most nodes, else the state in words. */
 export function reasonOf({ state, by_us: byUs, by_scheduler: byScheduler }) {
