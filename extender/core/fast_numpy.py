@@ -5,7 +5,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-AnyNumbers = TypeVar("AnyNumbers", npt.NDArray[np.float64], npt.NDArray[np.intp])
+_AnyNumbers = TypeVar("_AnyNumbers", npt.NDArray[np.float64], npt.NDArray[np.intp])
 
 
 def known(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -13,10 +13,12 @@ def known(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isnan(values), 0.0, values)
 
 
-def within(values: AnyNumbers, low: float, high: float) -> AnyNumbers:
+def within(values: _AnyNumbers, low: float, high: float) -> _AnyNumbers:
     """Limit values to the bounds; NaN stays.
 
     `clip` takes longer than all other work on a handful of values.
     """
-    bounded: AnyNumbers = np.minimum(np.maximum(values, low), high).astype(values.dtype, copy=False)
+    bounded: _AnyNumbers = np.minimum(np.maximum(values, low), high).astype(
+        values.dtype, copy=False
+    )
     return bounded

@@ -24,7 +24,7 @@ _NODE: Final = "node/"
 _LABEL: Final = "label/"
 """Prefixes of entries for a node (`node/gpu-7`), and for nodes with a label (`label/KEY=VALUE`)."""
 
-SPOT_LABELS: Final = (
+_SPOT_LABELS: Final = (
     ("node.kubernetes.io/lifecycle", "spot"),
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
@@ -103,7 +103,7 @@ class PriceList:
         if found is not None:
             return found
         found = self._of_model(model)
-        is_spot = any(node.label(key) == value for key, value in SPOT_LABELS)
+        is_spot = any(node.label(key) == value for key, value in _SPOT_LABELS)
         return found * self._spot_share if found is not None and is_spot else found
 
     def _of_model(self, model: str) -> float | None:

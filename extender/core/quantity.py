@@ -5,7 +5,7 @@ from fractions import Fraction
 from string import whitespace
 from typing import Final
 
-MAX_VALUE: Final = 2**63 - 1
+_MAX_VALUE: Final = 2**63 - 1
 """Kubernetes caps larger quantities at this value, the largest int64."""
 
 _MAX_LENGTH: Final = 64
@@ -121,7 +121,7 @@ def _scale(match: re.Match[str], text: str) -> Fraction:
 
 def _cap(number: Fraction) -> Fraction:
     """Limit a number to the range of Kubernetes quantities."""
-    return max(min(number, Fraction(MAX_VALUE)), Fraction(-MAX_VALUE))
+    return max(min(number, Fraction(_MAX_VALUE)), Fraction(-_MAX_VALUE))
 
 
 def _refusal(value: object) -> ValueError:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 
-Found = TypeVar("Found")
+_Found = TypeVar("_Found")
 
-MAX_RESULTS = 24
+_MAX_RESULTS = 24
 """Maximum number of cached results, least recently used evicted first. A result may be several
 columns of all devices."""
 
@@ -18,7 +18,7 @@ class SharedResults:
     def __init__(self) -> None:
         self._found: dict[Hashable, object] = {}
 
-    def get(self, key: Hashable, make: Callable[[], Found]) -> Found:
+    def get(self, key: Hashable, make: Callable[[], _Found]) -> _Found:
         """Return the cached result, computing it if missing.
 
         Args:
@@ -30,7 +30,7 @@ class SharedResults:
         found = self._found.pop(key, None)
         if found is None:
             found = make()
-            if len(self._found) >= MAX_RESULTS:
+            if len(self._found) >= _MAX_RESULTS:
                 del self._found[next(iter(self._found))]
         self._found[key] = found  # the most recently used is last
-        return cast("Found", found)
+        return cast("_Found", found)

@@ -3,19 +3,19 @@
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
-Steps = Generator[None, None, Result]
+Steps = Generator[None, None, _Result]
 """Generator of work: each `next` is one step of a few milliseconds; returns the result."""
 
 
-def finish(steps: Generator[object, None, Result]) -> Result:
+def finish(steps: Generator[object, None, _Result]) -> _Result:
     """Run all steps without a pause, and return the result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            result: Result = end.value
+            result: _Result = end.value
             return result
 
 
@@ -23,7 +23,7 @@ _PIECE_RECORDS: Final = 64
 """Number of records freed per step."""
 
 
-def let_go(records: list[Result]) -> Steps[None]:
+def let_go(records: list[_Result]) -> Steps[None]:
     """Free large records in steps: freeing a thousand explained nodes at once takes milliseconds.
 
     Args:

@@ -64,7 +64,7 @@ class EventSettings:
 
 
 @dataclass(slots=True, kw_only=True)
-class EventCounts:
+class _EventCounts:
     """Counts of Events by outcome, updated as they are written.
 
     Attributes:
@@ -123,7 +123,7 @@ class EventWriter:
         settings: EventSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.counts = EventCounts()
+        self.counts = _EventCounts()
         self._client = client
         self._instance = instance[:_MAX_INSTANCE] or "extender"
         self.settings = settings or EventSettings()
@@ -256,7 +256,7 @@ class EventWriter:
             await self._create(text, series)  # the API server deletes Events after an hour
 
     async def _patch(self, text: _Text, series: _Series) -> None:
-        name = event_name(text.pod, text.type, text.reason, text.note)
+        name = _event_name(text.pod, text.type, text.reason, text.note)
         seen = {"count": series.count, "lastObservedTime": _micro_time(series.written_at)}
         await self._send("PATCH", f"{_events_path(text.pod)}/{name}", {"series": seen})
 
@@ -284,7 +284,7 @@ def _build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[s
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": event_name(pod, kind, reason, note), "namespace": pod.namespace},
+        "metadata": {"name": _event_name(pod, kind, reason, note), "namespace": pod.namespace},
         "type": kind.value,
         "reason": reason,
         "note": note,
@@ -300,7 +300,7 @@ def _build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[s
     }
 
 
-def event_name(pod: PodRef, kind: EventType, reason: str, note: str) -> str:
+def _event_name(pod: PodRef, kind: EventType, reason: str, note: str) -> str:
     """Return the name of an Event; equal Events get equal names from every replica."""
     text = f"{pod.uid}\0{kind}\0{reason}\0{note}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

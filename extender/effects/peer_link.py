@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/v1/peers/asked"
 
-MAX_QUEUE: Final = 5000
+_MAX_QUEUE: Final = 5000
 """Maximum number of queued records for a replica that does not answer; the oldest are dropped."""
 
-HEARTBEAT_SECONDS: Final = 1.0
+_HEARTBEAT_SECONDS: Final = 1.0
 """Longest time between two messages."""
 
 _BACKOFF_FIRST_SECONDS: Final = 0.1
 _BACKOFF_MAX_SECONDS: Final = 5.0
-WARN_AFTER: Final = 5
+_WARN_AFTER: Final = 5
 """Failures in a row before a warning: replicas start and stop in normal operation."""
 
 _MAX_RECEIPT_BYTES: Final = 4096
@@ -118,7 +118,7 @@ class PeerLink:
             self._gap_at = self._monotonic()
             return
         self._queue.append(request)
-        if len(self._queue) > MAX_QUEUE:
+        if len(self._queue) > _MAX_QUEUE:
             self._queue.popleft()
             self._gap_at = self._monotonic()
         self._is_news.set()
@@ -166,7 +166,7 @@ class PeerLink:
                 self._queue.clear()
         self._mark = receipt.mark
         self._under_way = []
-        if self._failures >= WARN_AFTER:
+        if self._failures >= _WARN_AFTER:
             logger.info("a replica answers again", extra={"url": self._url})
         self._failures = 0
         self._count("taken")
@@ -194,10 +194,10 @@ class PeerLink:
         return self._tls() or True
 
     async def _wait(self) -> None:
-        """Wait for a new record, for at most `HEARTBEAT_SECONDS`."""
+        """Wait for a new record, for at most `_HEARTBEAT_SECONDS`."""
         self._is_news.clear()
         try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
+            async with asyncio.timeout(_HEARTBEAT_SECONDS):
                 await self._is_news.wait()
         except TimeoutError:
             return
@@ -224,7 +224,7 @@ class PeerLink:
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
         self._count("failed")
-        if self._failures == WARN_AFTER:
+        if self._failures == _WARN_AFTER:
             cause = str(error) or type(error).__name__
             logger.warning("cannot send to a replica", extra={"url": self._url, "cause": cause})
 

@@ -45,7 +45,7 @@ class PeerError(ValueError):
     """A message that cannot be decoded; the text says which field is wrong."""
 
 
-class ReportedRequest(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+class _ReportedRequest(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """A record of an answered request about a pod; see `AnsweredRequest`."""
 
     verb: Literal["filter", "prioritize"]
@@ -81,7 +81,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     gap_at: float = 0.0
     mark: float | None = None
     sent_at: float | None = None
-    requests: Annotated[list[ReportedRequest], msgspec.Meta(max_length=MAX_RECORDS)] = (
+    requests: Annotated[list[_ReportedRequest], msgspec.Meta(max_length=MAX_RECORDS)] = (
         msgspec.field(name="asked", default_factory=list)
     )
     faults: Annotated[list[_Name], msgspec.Meta(max_length=_MAX_FAULTS)] | None = None
@@ -145,7 +145,7 @@ def encode_message(
         faults: sources that the sender does not reach.
     """
     records = [
-        ReportedRequest(
+        _ReportedRequest(
             verb="prioritize" if request.verb == PRIORITIZE else "filter",
             uid=request.uid,
             pod=request.key,

@@ -35,7 +35,7 @@ from extender.settings.peers import PeersSettings, split_address
 
 # Estimate the delay of messages from a replica whose clock differs.
 
-WINDOW_SECONDS: Final = 10.0
+_WINDOW_SECONDS: Final = 10.0
 """NTP changes the speed of a clock by half a millisecond per second at most, so two clocks drift 20
 ms apart during two windows."""
 
@@ -60,8 +60,8 @@ class Delay:
         """
         apart = now - sent_at
         age_seconds = now - self._since
-        if age_seconds >= WINDOW_SECONDS:
-            self._least_before = self._least if age_seconds < 2 * WINDOW_SECONDS else math.inf
+        if age_seconds >= _WINDOW_SECONDS:
+            self._least_before = self._least if age_seconds < 2 * _WINDOW_SECONDS else math.inf
             self._since, self._least = now, apart
         self._least = min(self._least, apart)
         return apart - min(self._least, self._least_before)
@@ -80,10 +80,10 @@ TIMEOUT_SECONDS: Final = 2.0
 _LAST_WORDS_SECONDS: Final = 0.5
 """Time at shutdown to send the last records."""
 
-SILENT_SECONDS: Final = 5.0
+_SILENT_SECONDS: Final = 5.0
 """Silence after which a replica may be gone: it has missed more than three heartbeats."""
 
-Address = tuple[str, int]
+_Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +146,8 @@ class Peers:
         self._metrics = metrics
         self._family = _family(listen)
         self._monotonic = monotonic
-        self._links: dict[Address, PeerLink] = {}
-        self._tasks: dict[Address, asyncio.Task[None]] = {}
+        self._links: dict[_Address, PeerLink] = {}
+        self._tasks: dict[_Address, asyncio.Task[None]] = {}
         self._received: OrderedDict[str, _Received] = OrderedDict()
         self._looked_up_at = -math.inf
         self._lost_at = math.inf
@@ -199,7 +199,7 @@ class Peers:
         ]
 
     def _is_silent(self, received: _Received) -> bool:
-        return self._monotonic() - received.at >= SILENT_SECONDS
+        return self._monotonic() - received.at >= _SILENT_SECONDS
 
     async def query(self, path: str) -> dict[str, bytes | None]:
         """Send a GET request to all other replicas; return bodies by address, None for failures.
@@ -287,7 +287,7 @@ class Peers:
         else:
             self._note_members(started_at)
 
-    def _drop(self, address: Address) -> None:
+    def _drop(self, address: _Address) -> None:
         """Close the link to an address; records of a replica that never sent a message are lost."""
         link = self._links.pop(address)
         if not link.is_self and link.instance not in self._received:
@@ -309,7 +309,7 @@ class Peers:
         del self._received[instance]
         self._lost_at = self._monotonic()
 
-    async def _addresses(self) -> set[Address]:
+    async def _addresses(self) -> set[_Address]:
         """Look up the addresses of the service and of the list.
 
         Raises:
@@ -318,7 +318,7 @@ class Peers:
         names = [(name, socket.AF_UNSPEC) for name in self._settings.addresses]
         if self._settings.service:
             names.append((self._settings.service, self._family))
-        found: set[Address] = set()
+        found: set[_Address] = set()
         for name, family in names:
             host, port = split_address(name)
             try:
@@ -404,7 +404,7 @@ def build_peers(
     return peers
 
 
-def _name_address(address: Address) -> str:
+def _name_address(address: _Address) -> str:
     """Format an address as host:port.
 
     Example:

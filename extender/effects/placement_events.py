@@ -18,7 +18,7 @@ _REASON: Final = "GPUPlacement"
 _PRIORITIZE: Final = "prioritize"
 _GIB: Final = 1 << 30
 
-MAX_WAITING: Final = 25
+_MAX_WAITING: Final = 25
 """Maximum number of queued placements; none is added while as many Events are queued."""
 
 
@@ -40,7 +40,7 @@ class PlacementEvents:
         self._events = events
         self._is_on = is_on
         self._wait_for_quiet = wait_for_quiet
-        self._waiting: deque[DecisionRecord] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[DecisionRecord] = deque(maxlen=_MAX_WAITING)
         self._is_noted = asyncio.Event()
 
     def note(self, record: DecisionRecord) -> None:
@@ -52,9 +52,9 @@ class PlacementEvents:
         is_last = record.verb == _PRIORITIZE or record.decision.feasible == 1
         if not is_last or not self._is_on():
             return
-        if len(self._waiting) == MAX_WAITING or self._events.waiting >= MAX_WAITING:
+        if len(self._waiting) == _MAX_WAITING or self._events.waiting >= _MAX_WAITING:
             self._events.counts.dropped += 1
-        if self._events.waiting < MAX_WAITING:
+        if self._events.waiting < _MAX_WAITING:
             self._waiting.append(record)
             self._is_noted.set()
 
@@ -70,14 +70,14 @@ class PlacementEvents:
                 await asyncio.sleep(1 / self._events.settings.per_second)
 
     def _write(self, record: DecisionRecord) -> None:
-        text = describe(record)
+        text = _describe(record)
         if text:
             self._events.post(record.pod, EventType.NORMAL, _REASON, text)
         else:
             self._events.counts.dropped += 1
 
 
-def describe(record: DecisionRecord) -> str:
+def _describe(record: DecisionRecord) -> str:
     """Describe a pod's placement in one line; "" if the decision is no longer known in detail."""
     node = record.bound_node
     parts = [only(part.evidence, node) for part in record.evidence if node in part.nodes]

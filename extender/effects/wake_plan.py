@@ -27,11 +27,11 @@ from extender.fleet.groups import PodGroups
 MAX_NEEDS: Final = 32
 """Maximum number of distinct requests that one check examines."""
 
-MAX_PROMISING: Final = MAX_NEEDS // 2
+_MAX_PROMISING: Final = MAX_NEEDS // 2
 """Maximum number of requests per check that had a node in their last check; the others are examined
 in rotation. So requests that repeatedly have a node, without effect, take only this share."""
 
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 
 class LookOrder:
@@ -60,14 +60,14 @@ class LookOrder:
         """Return the number of the check that last examined a pod, or at which the pod appeared."""
         return self._looked_at[uid]
 
-    def pick(self, needs: Mapping[Key, Sequence[str]]) -> list[Key]:
+    def pick(self, needs: Mapping[_Key, Sequence[str]]) -> list[_Key]:
         """Return the requests that this check examines, in the order given.
 
         Args:
             needs: UIDs of the pods by request; the most urgent request first.
         """
         self._promising &= needs.keys()
-        promising = [key for key in needs if key in self._promising][:MAX_PROMISING]
+        promising = [key for key in needs if key in self._promising][:_MAX_PROMISING]
         picked = set(promising)
         others = sorted(
             (key for key in needs if key not in picked),
@@ -96,7 +96,7 @@ class LookOrder:
         self._promising.clear()
 
 
-MAX_REPEAT_SECONDS: Final = 300.0
+_MAX_REPEAT_SECONDS: Final = 300.0
 """kube-scheduler retries such pods itself after five minutes."""
 
 _FIRST_RETRY_SECONDS: Final = 0.005
@@ -125,7 +125,7 @@ class WakePace:
         max_interval_seconds: longest time between two wakes, reached by doubling while they help no
             pod.
         repeat_seconds: first pause before a pod is woken for the same nodes again; doubled each
-            time up to `MAX_REPEAT_SECONDS`.
+            time up to `_MAX_REPEAT_SECONDS`.
         retry_share: largest share of kube-scheduler's time that retries of woken pods may take, as
             measured; other pods wait during these retries.
     """
@@ -278,7 +278,7 @@ class WakePlan:
             # The doubled pause is forgotten after as much time again without a wake.
             is_fresh = now > past.repeat_at + past.repeat_seconds
             doubled = self._pace.repeat_seconds if is_fresh else past.repeat_seconds * 2
-            past.repeat_seconds = min(doubled, MAX_REPEAT_SECONDS)
+            past.repeat_seconds = min(doubled, _MAX_REPEAT_SECONDS)
             past.repeat_at = now + past.repeat_seconds
             past.tried |= hope.nodes
             past.streak = 0
@@ -316,7 +316,7 @@ class WakePlan:
         # While woken pods still wait, the last wake counts as useless.
         useless = self._useless + bool(self._hoping)
         retries = waiting * self._retry_seconds / self._pace.retry_share
-        interval = max(self._interval(useless - 1), min(retries, MAX_REPEAT_SECONDS))
+        interval = max(self._interval(useless - 1), min(retries, _MAX_REPEAT_SECONDS))
         return max(self._last_at + interval, self._not_before)
 
     def _interval(self, doublings: int) -> float:

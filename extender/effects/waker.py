@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-ANNOTATION: Final = "idlegpu.io/state"
-POD_ANNOTATION: Final = "wake.idlegpu.io/state"
+_ANNOTATION: Final = "idlegpu.io/state"
+_POD_ANNOTATION: Final = "wake.idlegpu.io/state"
 """Annotation of pods; keys under idlegpu.io/ are reserved for the pods' owners."""
-OBJECT_NAME: Final = "idlegpu-state"
-LEASE_NAME: Final = "idlegpu-wake"
+_OBJECT_NAME: Final = "idlegpu-state"
+_LEASE_NAME: Final = "idlegpu-wake"
 _LEASE_SECONDS: Final = 15.0
 """Time after which another replica takes over from one that died: as for kube-scheduler's Lease."""
 _STORAGE_CLASS: Final = "idlegpu.io-no-storage"
@@ -65,7 +65,7 @@ _SHOWN_PODS: Final = 5
 
 _SCANNED: Final = 250
 """Pods that are examined between two yields of the event loop."""
-LOOKED_AT: Final = 1000
+_LOOKED_AT: Final = 1000
 """Maximum number of waiting pods that one check examines; with more pods, checks take turns."""
 _MOST_WOKEN: Final = 64
 """Maximum number of pods that a check wakes singly: each takes a request and a few milliseconds."""
@@ -78,7 +78,7 @@ _PIECE_CHECKS: Final = 8
 """Pairs that are examined in one step."""
 _PIECE_NODES: Final = 1000
 """Nodes whose labels and taints are examined in one step, which takes 1 to 3 ms."""
-REST: Final = 19.0
+_REST: Final = 19.0
 """Rest after a step, as a multiple of its CPU time, so that webhooks come first. A step takes up to
 8 ms with 40,000 devices, and the evaluation cache keeps its results for the webhooks."""
 
@@ -107,7 +107,7 @@ class _Waiter:
         return -self.priority, self.created_at, self.pod.key
 
 
-class Leader(Protocol):
+class _Leader(Protocol):
     """Elects one replica that acts."""
 
     @property
@@ -119,7 +119,7 @@ class Leader(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class WakeCounts:
+class _WakeCounts:
     """Counts of wakes, updated as they happen.
 
     Attributes:
@@ -157,11 +157,11 @@ class Waker:
         settings: Wake,
         *,
         namespace: str,
-        leader: Leader,
+        leader: _Leader,
         pace: WakePace = PACE,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counts = WakeCounts()
+        self.counts = _WakeCounts()
         self._leader = leader
         self._client = client
         self._placer = placer
@@ -424,7 +424,7 @@ class Waker:
                 continue
             groups.setdefault(key, (waiter.need, []))[1].append(waiter.pod)
             taken.append(waiter.pod.uid)
-            if len(taken) == LOOKED_AT:
+            if len(taken) == _LOOKED_AT:
                 break
         self.order.note(taken)
         return list(groups.values())
@@ -448,7 +448,7 @@ class Waker:
     async def _wake(self, hopes: tuple[Hope, ...], waiting: int) -> None:
         """Change the annotation that makes kube-scheduler retry all rejected pods."""
         try:
-            await self._write(hopes[0].node, describe(hopes, datetime.now(UTC)))
+            await self._write(hopes[0].node, _describe(hopes, datetime.now(UTC)))
         except KubeError as error:
             self.counts.failed += 1
             self._once_logger.note(error)
@@ -471,8 +471,8 @@ class Waker:
     async def _wake_pod(self, hope: Hope, *, is_gated: bool) -> None:
         """Change the annotation of one pod, and remove our scheduling gate."""
         pod = hope.pod
-        text = describe([hope], datetime.now(UTC))
-        change: dict[str, object] = {"metadata": {"annotations": {POD_ANNOTATION: text}}}
+        text = _describe([hope], datetime.now(UTC))
+        change: dict[str, object] = {"metadata": {"annotations": {_POD_ANNOTATION: text}}}
         if is_gated:
             change["spec"] = {"schedulingGates": []}  # ours is the only one, and none can be added
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
@@ -497,11 +497,11 @@ class Waker:
         Raises:
             KubeError: the request failed or was refused.
         """
-        change = {"metadata": {"annotations": {ANNOTATION: text}}}
+        change = {"metadata": {"annotations": {_ANNOTATION: text}}}
         if self._settings.target is WakeTarget.NODE:
             await self._send("PATCH", f"/api/v1/nodes/{node}", change, "patch nodes")
             return
-        path = f"{self._path}/{OBJECT_NAME}"
+        path = f"{self._path}/{_OBJECT_NAME}"
         try:
             await self._send("PATCH", path, change, f"patch {_RESOURCE}")
         except KubeError as error:
@@ -519,14 +519,14 @@ def _key(need: WakeNeed) -> object:
 
 
 async def _run_and_rest(work: Callable[[], _Result]) -> _Result:
-    """Run a step of work, then rest for `REST` times its CPU time.
+    """Run a step of work, then rest for `_REST` times its CPU time.
 
     CPU time counts, not elapsed time: while other processes use the CPU a step takes many times as
     long, and a longer rest would delay every wake without any benefit for webhooks.
     """
     started = time.thread_time()
     result = work()
-    await asyncio.sleep(REST * (time.thread_time() - started))
+    await asyncio.sleep(_REST * (time.thread_time() - started))
     return result
 
 
@@ -551,7 +551,7 @@ def build_waker(
     lease = Lease(
         client,
         namespace=namespace,
-        name=LEASE_NAME,
+        name=_LEASE_NAME,
         duration_seconds=_LEASE_SECONDS,
     )
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
@@ -575,13 +575,13 @@ def _build_object(text: str) -> dict[str, object]:
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "CSIStorageCapacity",
-        "metadata": {"name": OBJECT_NAME, "annotations": {ANNOTATION: text}},
+        "metadata": {"name": _OBJECT_NAME, "annotations": {_ANNOTATION: text}},
         "storageClassName": _STORAGE_CLASS,
         "capacity": "0",
     }
 
 
-def describe(hopes: Iterable[Hope], at: datetime) -> str:
+def _describe(hopes: Iterable[Hope], at: datetime) -> str:
     """Format the annotation for people; the time makes each value unique."""
     parts = [f"{hope.pod.key} on {hope.node}" for hope in hopes]
     shown = ", ".join(parts[:_SHOWN_PODS])

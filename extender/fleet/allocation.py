@@ -43,7 +43,7 @@ from extender.fleet.pod_memory import PodMemory, Share, SimilarPods
 from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
 
-MAX_DEVICES = 256
+_MAX_DEVICES = 256
 """Maximum number of devices of a node behind one resource: 16 cards of 7 instances each, and a
 reserve. A kubelet that reports a million devices must not cost a million rows."""
 
@@ -540,9 +540,9 @@ class NodeAllocations:
         self, node: NodeRecord, expected: Expected, devices: tuple[ExpectedDevice, ...]
     ) -> tuple[ExpectedDevice, ...]:
         """Return the devices behind a resource, with placeholders for unreported ones."""
-        behind = devices_behind(node, expected, devices)[:MAX_DEVICES]
+        behind = devices_behind(node, expected, devices)[:_MAX_DEVICES]
         self._store.set_label_total([device.row for device in behind], expected.memory_bytes)
-        missing = min(expected.count, MAX_DEVICES) - len(behind)
+        missing = min(expected.count, _MAX_DEVICES) - len(behind)
         if missing <= 0:
             return behind
         label_model = self._models.on(node)

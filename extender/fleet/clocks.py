@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from extender.core.nodes.inventory import PodRecord
 
-AGREE_SECONDS = 10.0
+_AGREE_SECONDS = 10.0
 """Maximum deviation of a correct clock. Kubelets report events within this time."""
 
 
@@ -97,7 +97,7 @@ class PodClocks:
         self._note_last(before, pod, now)
         if pod.started_at is None or (before is not None and before.started_at is not None):
             return
-        is_late = now - pod.started_at > AGREE_SECONDS
+        is_late = now - pod.started_at > _AGREE_SECONDS
         if pod.started_at > now or (before is not None and is_late):
             self._started_at[pod.uid] = now
         elif (pod.bound_at or 0.0) > pod.started_at:
@@ -108,7 +108,7 @@ class PodClocks:
         last = pod.last_started_at
         if last is None or (before is not None and before.last_started_at == last):
             return
-        is_late = before is not None and now - last > AGREE_SECONDS
+        is_late = before is not None and now - last > _AGREE_SECONDS
         self._works_since[pod.uid] = now if is_late else min(last, now)
 
     def shift_back(self, seconds: float) -> None:
@@ -131,4 +131,4 @@ class PodClocks:
 
 def _recent(reported: float, now: float) -> float:
     """Return the time of a new event: as reported if plausible, else now."""
-    return reported if now - AGREE_SECONDS <= reported <= now else now
+    return reported if now - _AGREE_SECONDS <= reported <= now else now

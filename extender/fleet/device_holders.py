@@ -16,7 +16,7 @@ from extender.core.devices.readings import DeviceInfo, DeviceKey, Holders, Readi
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import PoolRow
 
-PodsByDevice = Mapping[DeviceKey, tuple[str, ...]]
+_PodsByDevice = Mapping[DeviceKey, tuple[str, ...]]
 """Pods (`namespace/name`) by device."""
 
 
@@ -33,7 +33,7 @@ class _NodeDeviceHolders:
 
     is_known: bool
     at: float
-    pods: PodsByDevice
+    pods: _PodsByDevice
     uids: Mapping[str, str] = field(default_factory=dict)
 
     def is_of(self, pod: PodRecord) -> bool:
@@ -54,8 +54,8 @@ class HoldersChange:
     """
 
     is_availability_changed: bool
-    before: PodsByDevice
-    after: PodsByDevice
+    before: _PodsByDevice
+    after: _PodsByDevice
     devices: Collection[DeviceKey]
 
     def has_changed(self, device: DeviceKey) -> bool:
@@ -73,7 +73,7 @@ class HolderSources:
 
     def __init__(self, preference_seconds: float = 0.0) -> None:
         self.preference_seconds = preference_seconds
-        self._complete: PodsByDevice = {}
+        self._complete: _PodsByDevice = {}
         self._is_known = False
         self._at = -inf
         self._own: dict[str, Holders] = {}

@@ -43,7 +43,7 @@ from extender.runtime.topic import Topic
 _STEP_SECONDS = 1.0
 """The clock was set back if it goes back by more than this."""
 
-PIECE_NODES = 8
+_PIECE_NODES = 8
 """Nodes allocated per cooperative step, a millisecond or two."""
 
 _STAGE_ROUNDS = 3
@@ -296,7 +296,7 @@ class Fleet:
             shares = [(device, uids[pod], held) for device, pod, held in of_node if pod in uids]
             self.pod_memory.note_last(shares)
             self._allocations.note_shares(node, self.pods_on(node), shares)
-            if done % PIECE_NODES == 0:
+            if done % _PIECE_NODES == 0:
                 yield
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
@@ -364,7 +364,7 @@ class Fleet:
     def settle_in_steps(self) -> Steps[None]:
         """Recompute the allocations of changed nodes, in cooperative steps."""
         while not self.is_settled:
-            self._settle(islice(self._dirty or self._late, PIECE_NODES))
+            self._settle(islice(self._dirty or self._late, _PIECE_NODES))
             yield
             if self._snapshots.is_far_behind:
                 self._snapshots.get(self._nodes, self.policy, self._clock())
@@ -395,11 +395,11 @@ class Fleet:
             yield from self.settle_in_steps()
             for _ in range(_STAGE_ROUNDS):
                 names = iter(staged.outdated())
-                while some := list(islice(names, PIECE_NODES)):
+                while some := list(islice(names, _PIECE_NODES)):
                     known = [name for name in some if name in self._nodes]
                     staged.add((self._nodes[name], self.pods_on(name)) for name in known)
                     yield
-                if len(staged.outdated()) <= PIECE_NODES:
+                if len(staged.outdated()) <= _PIECE_NODES:
                     break
             if self._snapshots.current is not None:
                 yield from staged.patch(self._snapshots.current.pools)
@@ -540,7 +540,7 @@ class Fleet:
         if self._gained:
             self._settle(self._gained)
         for changed in (self._dirty, self._late):
-            if changed and (not self._in_steps or len(changed) <= PIECE_NODES):
+            if changed and (not self._in_steps or len(changed) <= _PIECE_NODES):
                 self._settle(changed)
         return self._snapshots.get(self._nodes, self.policy, now)
 

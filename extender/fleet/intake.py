@@ -22,10 +22,10 @@ from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest_values import MEMORY_SIGNALS, plausible_answer
 from extender.fleet.registry import PlacedDevices
 
-PIECE_VALUES = 8192
+_PIECE_VALUES = 8192
 """Values applied per cooperative step: less than a millisecond."""
 
-PIECE_DEVICES = 4096
+_PIECE_DEVICES = 4096
 """Devices applied completely per cooperative step: two or three milliseconds."""
 
 _MEAN_SPAN_SECONDS = 15.0
@@ -92,8 +92,8 @@ class Intake:
         power = answer.get(Signal.POWER, np.full(len(rows), np.nan))
         used, _, _ = memory(answer, self._columns.total_bytes(rows))
         yield
-        for start in range(0, len(rows), PIECE_VALUES):
-            some = slice(start, start + PIECE_VALUES)
+        for start in range(0, len(rows), _PIECE_VALUES):
+            some = slice(start, start + _PIECE_VALUES)
             part = replace(
                 readings,
                 devices=(),
@@ -128,8 +128,8 @@ class Intake:
             keep_rows: returns which of the given devices still have their row; others are skipped.
         """
         disagree = np.zeros(len(placed.rows), dtype=np.bool_)
-        for start in range(0, len(placed.rows), PIECE_DEVICES):
-            some = start + np.flatnonzero(keep_rows(slice(start, start + PIECE_DEVICES)))
+        for start in range(0, len(placed.rows), _PIECE_DEVICES):
+            some = start + np.flatnonzero(keep_rows(slice(start, start + _PIECE_DEVICES)))
             part = replace(
                 readings,
                 devices=(),
@@ -182,7 +182,7 @@ class Intake:
             if signal is Signal.XID:
                 self._date_xids(readings, rows, before, now)
             applied += len(rows)
-            if applied >= PIECE_VALUES:
+            if applied >= _PIECE_VALUES:
                 applied = 0
                 yield
 

@@ -21,7 +21,7 @@ from extender.core.devices.readings import GROWING, Column, Signal
 from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Freshness
 
-Origins = npt.NDArray[np.int8]
+_Origins = npt.NDArray[np.int8]
 """Number of a source for each row; 0 for none."""
 
 ALL = slice(None)
@@ -65,7 +65,7 @@ class ReportedSignals:
     """
 
     times: tuple[Column, ...]
-    origins: tuple[Origins, ...]
+    origins: tuple[_Origins, ...]
     names: Sequence[str]
 
     def of(self, at: int) -> tuple[str, float] | None:
@@ -94,7 +94,7 @@ class LatestValues:
         self._capacity = 0
         self._columns: dict[Signal, Column] = {}
         self._times: dict[Signal, Column] = {}
-        self._origins: dict[Signal, Origins] = {}
+        self._origins: dict[Signal, _Origins] = {}
         self._preference_seconds = np.zeros(_MOST_SOURCES)
         self._seen: set[int] = set()
 
@@ -143,7 +143,7 @@ class LatestValues:
 
     def _newest_source(
         self, *signals: Signal, rows: Rows | slice = ALL, with_preference: bool = False
-    ) -> Origins:
+    ) -> _Origins:
         """Return the source of the newest of the signals, 0 if there is none.
 
         Args:
@@ -199,13 +199,13 @@ class LatestValues:
             names=names,
         )
 
-    def activity_by(self, rows: Rows | slice = ALL) -> Origins:
+    def activity_by(self, rows: Rows | slice = ALL) -> _Origins:
         """Return the source of each device's activity, 0 if there is none."""
         by_utilization = self._newest_source(*UTILIZATION, rows=rows, with_preference=True)
         by_others = self._newest_source(*OTHER_ACTIVITY, rows=rows, with_preference=True)
         return np.where(by_utilization > 0, by_utilization, by_others)
 
-    def replaces(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
+    def replaces(self, origin: int, others: _Origins, before: Column, measured_at: Column) -> Flags:
         """Return per device whether a source's new value replaces the last one.
 
         Args:

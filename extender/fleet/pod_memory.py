@@ -19,13 +19,13 @@ LEAST_SAMPLES: Final = 15
 _SAMPLE_SECONDS: Final = 50.0
 """Minimum time between two samples. Agents report once a minute."""
 
-MOST_ALIKE: Final = 8
+_MOST_ALIKE: Final = 8
 """Maximum number of similar pods whose memory is stored."""
 
-MOST_KEYS: Final = 4096
+_MOST_KEYS: Final = 4096
 """Maximum number of keys of similar pods."""
 
-MOST_DEVICES: Final = 128
+_MOST_DEVICES: Final = 128
 """Maximum number of devices stored for a pod: 16 cards of 7 instances each, and a reserve."""
 
 _Value = TypeVar("_Value")
@@ -89,9 +89,9 @@ class SimilarPods:
             self._used.move_to_end(key)
             _, before = used.get(pod.uid, (0.0, 0))
             used[pod.uid] = (pod.started_at or 0.0, max(used_bytes, before))
-            if len(used) > MOST_ALIKE:
+            if len(used) > _MOST_ALIKE:
                 del used[min(used, key=lambda uid: (used[uid][0], uid))]
-        while len(self._used) > MOST_KEYS:
+        while len(self._used) > _MOST_KEYS:
             self._used.popitem(last=False)
 
     def clear(self) -> None:
@@ -194,5 +194,5 @@ class PodMemory:
 def _put(of_pod: dict[DeviceKey, _Value], device: DeviceKey, value: _Value) -> None:
     """Store a value for a pod's device; drop the oldest if there are too many."""
     of_pod[device] = value
-    if len(of_pod) > MOST_DEVICES:
+    if len(of_pod) > _MOST_DEVICES:
         del of_pod[next(iter(of_pod))]

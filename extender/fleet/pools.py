@@ -22,7 +22,7 @@ from extender.core.steps import Steps
 _MAX_UNWRITTEN = 256
 """Number of dirty rows that are written into the arrays together: a millisecond or two."""
 
-PIECE_NODES = 1000
+_PIECE_NODES = 1000
 """Nodes looked up per cooperative step: a millisecond at most."""
 
 RowsByNode = Mapping[str, Mapping[str, PoolRow]]
@@ -45,7 +45,7 @@ def build_pools(
     """
     by_resource: dict[str, dict[str, PoolRow]] = {}
     items = iter(rows.items())
-    while some := list(islice(items, PIECE_NODES)):
+    while some := list(islice(items, _PIECE_NODES)):
         for node, of_node in some:
             for resource, row in of_node.items():
                 by_resource.setdefault(resource, {})[node] = row
@@ -69,7 +69,7 @@ def _rebuild(
     yield
     unwritten, kept = set(before.unwritten), list[int]()
     pairs = zip(nodes, ordered, strict=True)
-    while some := list(islice(pairs, PIECE_NODES)):
+    while some := list(islice(pairs, _PIECE_NODES)):
         found = ((before.row_of.get(node, -1), row) for node, row in some)
         kept += (
             at if at >= 0 and at not in unwritten and _is_same(before.rows[at], row) else -1

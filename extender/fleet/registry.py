@@ -15,13 +15,13 @@ _PIECE = 2000
 _PLACEHOLDER = -1
 """Index of a placeholder: a device that only the node's labels or counts imply."""
 
-MOST_ON_NODE = 512
+_MOST_ON_NODE = 512
 """Maximum number of devices remembered for a node, reported or not. An agent reports 256 at most.
 An agent that reports different devices each time must not fill the memory."""
 
 _NOTHING = DeviceInfo(node="", uuid="")
 
-Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "PlacedDevices"]
+_Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "PlacedDevices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class DeviceRegistry:
         source: str = "",
         *,
         is_kept: Callable[[int], bool] = lambda _: False,
-    ) -> Placing:
+    ) -> _Placing:
         """Assign a row to every device of a source's complete answer, in cooperative steps.
 
         Args:
@@ -169,7 +169,7 @@ class DeviceRegistry:
         devices: tuple[DeviceInfo, ...],
         source: str,
         is_fresh: Callable[[int], bool],
-    ) -> Placing:
+    ) -> _Placing:
         """Assign a row to every device of the given nodes, in cooperative steps, as in `place`.
 
         A device stays on another node as long as it is reported there.
@@ -353,7 +353,7 @@ class DeviceRegistry:
 
     def _surplus(self, nodes: Iterable[str], rows: Rows) -> list[int]:
         """Return unreported devices of nodes with too many devices."""
-        full = [node for node in nodes if len(self.reported_on(node)) > MOST_ON_NODE]
+        full = [node for node in nodes if len(self.reported_on(node)) > _MOST_ON_NODE]
         shown = set(rows.tolist()) if full else ()
         return [row for node in full for row in self.reported_on(node) if row not in shown]
 

@@ -34,23 +34,23 @@ from extender.fleet.pools import (
 )
 from extender.fleet.store import DeviceStore
 
-REFRESH_SECONDS = 10.0
+_REFRESH_SECONDS = 10.0
 """Interval between refreshes without new readings. Estimates fade with time, over minutes."""
 
-NEW_READINGS_SECONDS = 1.0
+_NEW_READINGS_SECONDS = 1.0
 """Interval between refreshes while more nodes have new readings than are estimated one by one."""
 
 _MAX_READ_NODES = 32
 """Maximum number of nodes with new readings that are estimated one by one between two refreshes.
 Each one is a dirty row for cached evaluations."""
 
-PIECE_NODES = 256
+_PIECE_NODES = 256
 """Nodes that become dirty rows per cooperative step: about a millisecond."""
 
 _ESTIMATED_NODES = 250
 """Nodes whose devices a refresh estimates per cooperative step: about a millisecond."""
 
-OVERDUE_SECONDS = 30.0
+_OVERDUE_SECONDS = 30.0
 """Age of the estimates at which a query refreshes them itself instead of waiting for the task."""
 
 
@@ -114,7 +114,7 @@ class Snapshots:
     def is_far_behind(self) -> bool:
         """Whether so many nodes have changed that the next snapshot should be built now."""
         has_snapshot = self._in_steps and self.current is not None
-        return has_snapshot and len(self.changed) >= PIECE_NODES
+        return has_snapshot and len(self.changed) >= _PIECE_NODES
 
     def mark_reshaped(self) -> None:
         """Record that nodes or devices were added or removed."""
@@ -183,7 +183,9 @@ class Snapshots:
         """
         before, now = latest(), self._clock()
         pause = (
-            NEW_READINGS_SECONDS if self._has_new_readings or self._is_reshaped else REFRESH_SECONDS
+            _NEW_READINGS_SECONDS
+            if self._has_new_readings or self._is_reshaped
+            else _REFRESH_SECONDS
         )
         if self._is_up_to_date and self._is_younger_than(pause, now):
             return
@@ -225,7 +227,7 @@ class Snapshots:
     def _estimate_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
         """Estimate nodes that changed during a refresh again, some per cooperative step."""
         while self._outdated:
-            for _ in range(min(PIECE_NODES, len(self._outdated))):
+            for _ in range(min(_PIECE_NODES, len(self._outdated))):
                 self.mark_changed(self._outdated.pop(), needs_estimate=True)
             if self._outdated:
                 yield
@@ -235,8 +237,8 @@ class Snapshots:
     def _is_fresh(self, now: float) -> bool:
         """Return whether the latest estimates are still valid."""
         if self._in_steps:
-            return self._is_younger_than(OVERDUE_SECONDS, now)
-        return self._is_up_to_date and self._is_younger_than(REFRESH_SECONDS, now)
+            return self._is_younger_than(_OVERDUE_SECONDS, now)
+        return self._is_up_to_date and self._is_younger_than(_REFRESH_SECONDS, now)
 
     def _is_younger_than(self, seconds: float, now: float) -> bool:
         """Return whether the estimates are younger than this; False if the clock was set back."""

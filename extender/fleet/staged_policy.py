@@ -17,7 +17,7 @@ from extender.fleet.allocation import NodeAllocations
 from extender.fleet.device_holders import DeviceUse, has_unsettled_pods
 from extender.fleet.store import DeviceStore
 
-PIECE_NODES = 512
+_PIECE_NODES = 512
 """Nodes whose rows are written into a pool per cooperative step: a few milliseconds."""
 
 _WIDTH = 1 + len(DeviceUse._fields)
@@ -73,9 +73,9 @@ class StagedPolicy:
         self._bases = pools
         for resource, pool in pools.items():
             rows, batch = list(pool.rows), pool.batch
-            for start in range(0, len(rows), PIECE_NODES):
+            for start in range(0, len(rows), _PIECE_NODES):
                 changed = {}
-                for at, name in enumerate(pool.nodes[start : start + PIECE_NODES], start):
+                for at, name in enumerate(pool.nodes[start : start + _PIECE_NODES], start):
                     row = self._rows.get(name, {}).get(resource)
                     # If the devices have changed, the pool is built from scratch anyway.
                     if row is not None and row.slots == rows[at].slots:

@@ -72,7 +72,7 @@ class CauseKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BypassCause:
+class _BypassCause:
     """A likely cause: the field to check in kube-scheduler's configuration or in ours, and why."""
 
     kind: CauseKind
@@ -134,7 +134,7 @@ _Found = tuple[CauseKind, int, dict[str, str]]
 """Kind of a cause, number of pods, and values of its text."""
 
 
-def likely_causes(evidence: BypassEvidence) -> tuple[BypassCause, ...]:
+def likely_causes(evidence: BypassEvidence) -> tuple[_BypassCause, ...]:
     """Return the likely causes of bypassed pods, the most likely first."""
     missed = [group for group in evidence.pods if group.verdict is BypassVerdict.NOT_CALLED]
     found = list(_why_silent(evidence, missed) or _why_missed(evidence, missed))
@@ -145,7 +145,7 @@ def likely_causes(evidence: BypassEvidence) -> tuple[BypassCause, ...]:
         found.append((kind, _count(g for g in evidence.pods if g.verdict is verdict), {}))
     ranks = {kind: rank for rank, kind in enumerate(CauseKind)}
     return tuple(
-        BypassCause(
+        _BypassCause(
             kind=kind,
             field=_TEXTS[kind][0],
             pods=pods,

@@ -18,7 +18,7 @@ from extender.settings.peers import BypassSettings
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 0.5
-LOG_SECONDS: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 
 GRACE_SECONDS: Final = 5.0
 """Shortest time after its binding before a pod without a known answer is judged: other replicas
@@ -26,12 +26,12 @@ report their requests within milliseconds, and watches may be seconds late."""
 MAX_WAIT_SECONDS: Final = 600.0
 """A pod stays unjudged if another replica is silent for this long after the binding."""
 
-WATCH_SECONDS: Final = 2.0
+_WATCH_SECONDS: Final = 2.0
 """kube-scheduler may see a pod, and call us, this long before our own watch shows the pod."""
 
 _MAX_GROUPS: Final = 200
 MAX_BOUND: Final = 20_000
-MAX_SCHEDULERS: Final = 10
+_MAX_SCHEDULERS: Final = 10
 _OTHER: Final = "other"
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 
@@ -103,7 +103,7 @@ class BypassedPods:
         if not (record.node or record.phase.is_terminal):
             # If our watch is later than kube-scheduler's, the pod's age shows it.
             age_seconds = self._request_log.clock() - (record.created_at or math.inf)
-            self._waiting.setdefault(record.uid, now - max(WATCH_SECONDS, age_seconds))
+            self._waiting.setdefault(record.uid, now - max(_WATCH_SECONDS, age_seconds))
             return
         since = self._waiting.pop(record.uid, None)
         if since is None or not record.node:
@@ -142,7 +142,7 @@ class BypassedPods:
         self._request_log.expire()
         while self._groups and now - next(iter(self._groups.values())).last_at > SILENCE_SECONDS:
             self._groups.popitem(last=False)
-        if self._bypassed and now - self._logged_at >= LOG_SECONDS:
+        if self._bypassed and now - self._logged_at >= _LOG_SECONDS:
             self._log(now)
 
     def report(self) -> BypassEvidence:
@@ -190,7 +190,7 @@ class BypassedPods:
         were_refused = verdict is BypassVerdict.NOT_CALLED and record.uid in self._request_log
         self._request_log.forget(record.uid)
         self._count(record.scheduler_name, verdict)
-        if verdict is not BypassVerdict.NOT_CALLED and len(self._asked_by) < MAX_SCHEDULERS:
+        if verdict is not BypassVerdict.NOT_CALLED and len(self._asked_by) < _MAX_SCHEDULERS:
             self._asked_by.add(record.scheduler_name)
         if verdict is not BypassVerdict.CALLED:
             self._bypassed.append((record, verdict))
@@ -217,7 +217,7 @@ class BypassedPods:
     def _count(self, scheduler: str, verdict: BypassVerdict) -> None:
         """Count a pod; create the series of its scheduler at 0, so that rate() sees the first."""
         # Users can invent names of schedulers.
-        is_known = scheduler in self._labels or len(self._labels) < MAX_SCHEDULERS
+        is_known = scheduler in self._labels or len(self._labels) < _MAX_SCHEDULERS
         label = scheduler if is_known else _OTHER
         self._labels.add(label)
         for reason in (each for each in BypassVerdict if each is not BypassVerdict.CALLED):

@@ -22,7 +22,7 @@ from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 
-MAX_REQUESTS = 32
+_MAX_REQUESTS = 32
 """Maximum number of cached requests, least recently used evicted first."""
 
 _MAX_UPDATED = 8
@@ -34,7 +34,7 @@ _UPDATED_SECONDS = 300.0
 MAX_EXPECTED = 8
 """Maximum number of requests of new pods that are evaluated before kube-scheduler calls."""
 
-EXPECTED_SECONDS = 10.0
+_EXPECTED_SECONDS = 10.0
 """Time within which kube-scheduler is expected to call filter for a new pod."""
 
 _Key = tuple[str, GpuRequest]
@@ -135,13 +135,13 @@ class EvaluationCache:
         cached = self._requests.pop(key, None) or _CachedRequest(now)
         cached.at, cached.is_expected = now, is_expected
         self._requests[key] = cached
-        if len(self._requests) > MAX_REQUESTS:
+        if len(self._requests) > _MAX_REQUESTS:
             self._requests.popitem(last=False)
         return cached
 
     def _has_room(self) -> bool:
         """Return whether one more request may be evaluated for a new pod."""
-        since = self._clock() - EXPECTED_SECONDS
+        since = self._clock() - _EXPECTED_SECONDS
         expected = (cached for cached in self._requests.values() if cached.is_expected)
         return sum(cached.at > since for cached in expected) < MAX_EXPECTED
 

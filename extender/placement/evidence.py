@@ -23,7 +23,7 @@ from extender.core.steps import Steps, finish
 from extender.fleet.reported_values import ReportedValues
 from extender.fleet.store import DeviceStore
 
-PIECE_NODES: Final = 16
+_PIECE_NODES: Final = 16
 """Nodes per cooperative step: 3 ms with eight devices each."""
 
 
@@ -65,14 +65,14 @@ class PlacedEvidence:
         """Return the verdicts as in `explain`, in cooperative steps."""
         at = iter(range(len(self.infos)))
         verdicts: list[NodeVerdict] = []
-        for start in range(0, len(self.nodes), PIECE_NODES):
+        for start in range(0, len(self.nodes), _PIECE_NODES):
             verdicts += (
                 replace(
                     verdict,
                     is_late=self.is_late,
                     devices=tuple(self._named(device, next(at)) for device in verdict.devices),
                 )
-                for verdict in explain(part_of(self.evidence, start, start + PIECE_NODES))
+                for verdict in explain(part_of(self.evidence, start, start + _PIECE_NODES))
             )
             yield
         return verdicts

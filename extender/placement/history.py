@@ -13,7 +13,7 @@ from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
 from extender.placement.evidence import PlacedEvidence
 
-Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]
+_Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]
 """Collects the inputs of the verdicts on some nodes."""
 
 
@@ -51,8 +51,8 @@ class DecisionRecord:
     evidence: tuple[PlacedEvidence, ...] = ()
     bound_node: str = ""
     bound_at: float = 0.0
-    gather: Gather | None = field(default=None, repr=False)
-    gather_late: Gather | None = field(default=None, repr=False)
+    gather: _Gather | None = field(default=None, repr=False)
+    gather_late: _Gather | None = field(default=None, repr=False)
 
     @property
     def leaves_none(self) -> bool:
@@ -89,15 +89,15 @@ class Choice:
     best: str | None
 
 
-EXPLAINABLE = 8
+_EXPLAINABLE = 8
 """Number of latest decisions that keep their snapshot, to explain the node of a later binding."""
 
-EXPLAINABLE_SECONDS = 3.0
+_EXPLAINABLE_SECONDS = 3.0
 """Time for which they keep it, because each snapshot takes megabytes. After that the node is
 explained from the current state."""
 
 
-MAX_CHOICES: Final = 20_000
+_MAX_CHOICES: Final = 20_000
 """Minimum number of pods whose first choice is kept, about 5 MB: a decision may be dropped long
 before its pod is bound."""
 
@@ -153,8 +153,8 @@ class DecisionHistory:
         self._by_pod[record.pod.uid] = record.number
         self._explainable.append(record)
         while (
-            len(self._explainable) > EXPLAINABLE
-            or record.at - self._explainable[0].at > EXPLAINABLE_SECONDS
+            len(self._explainable) > _EXPLAINABLE
+            or record.at - self._explainable[0].at > _EXPLAINABLE_SECONDS
         ):
             self._explainable.popleft().gather = None
         if len(self._records) > self._length:
@@ -163,7 +163,7 @@ class DecisionHistory:
         self._choices[record.pod.uid] = Choice(
             number=record.number, at=record.at, verb=record.verb, best=record.decision.best
         )
-        if len(self._choices) > max(MAX_CHOICES, self._length):
+        if len(self._choices) > max(_MAX_CHOICES, self._length):
             self._choices.popitem(last=False)
 
     def _forget_oldest(self) -> None:
@@ -193,7 +193,7 @@ class DecisionHistory:
         if record is None or record.bound_node:
             return None
         # Without a later decision the snapshot may still be kept, although it is too old.
-        while self._explainable and self._clock() - self._explainable[0].at > EXPLAINABLE_SECONDS:
+        while self._explainable and self._clock() - self._explainable[0].at > _EXPLAINABLE_SECONDS:
             self._explainable.popleft().gather = None
         before = self._records.get(record.number - 1)
         _note_bound(record, node, self._clock())

@@ -13,7 +13,7 @@ from extender.runtime.topic import Topic
 FILTER: Final = "filter"
 PRIORITIZE: Final = "prioritize"
 
-KEPT_SECONDS: Final = 1800.0
+_KEPT_SECONDS: Final = 1800.0
 """Longest time from a request to the binding: plugins may delay a pod for 15 minutes at Permit,
 and for 10 until its volumes are bound."""
 
@@ -26,8 +26,8 @@ is known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retr
 second, but from 1.33 on at once if no other pod waits."""
 
 _MAX_INCIDENTS: Final = 1000
-MAX_PATHS: Final = 10
-SHOWN_PATH: Final = 100
+_MAX_PATHS: Final = 10
+_SHOWN_PATH: Final = 100
 
 SILENCE_SECONDS: Final = 900.0
 """Time without any request after which kube-scheduler counts as silent."""
@@ -71,7 +71,7 @@ class Answers(Flag):
     FILTER_LOST = auto()
 
 
-def judge(answers: Answers, *, is_scoring: bool) -> BypassVerdict:
+def _judge(answers: Answers, *, is_scoring: bool) -> BypassVerdict:
     """Return the outcome of our answers for a bound pod.
 
     One useful answer is enough, whether or not it was the last: replicas exchange answers late, so
@@ -235,10 +235,10 @@ class RequestLog:
 
     def note_wrong_path(self, path: str) -> None:
         """Record a requested path that no route serves."""
-        shown = path[:SHOWN_PATH]
+        shown = path[:_SHOWN_PATH]
         self.wrong_paths.pop(shown, None)
         self.wrong_paths[shown] = self.monotonic()
-        if len(self.wrong_paths) > MAX_PATHS:
+        if len(self.wrong_paths) > _MAX_PATHS:
             self.wrong_paths.popitem(last=False)
 
     # --- requests to other replicas --------------------------------------------------------------
@@ -287,7 +287,7 @@ class RequestLog:
     def verdict(self, uid: str) -> BypassVerdict:
         """Judge by the logged answers whether a bound pod bypassed idlegpu."""
         answers = self._pods.get(uid)
-        return judge(
+        return _judge(
             answers.answers if answers else Answers.NONE,
             is_scoring=self.monotonic() - self._scored_at < SILENCE_SECONDS,
         )
@@ -311,7 +311,7 @@ class RequestLog:
         now = self.monotonic()
         while self._pods:
             uid, oldest = next(iter(self._pods.items()))
-            if now - oldest.at < KEPT_SECONDS:
+            if now - oldest.at < _KEPT_SECONDS:
                 break
             del self._pods[uid]
             self.forgotten_until = max(self.forgotten_until, oldest.at)

@@ -15,14 +15,14 @@ from extender.runtime.cooperative import YieldControl, run_in_steps
 from extender.runtime.gc_control import GcControl
 from extender.server.readiness import Readiness
 
-LOOK_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 0.05
 """Time between checks for bulk changes, which set no event."""
 
-GATHER_SECONDS: Final = 0.003
+_GATHER_SECONDS: Final = 0.003
 """Time to collect changes, so that one pass handles all of them."""
 
 
-class RefreshedSources(Protocol):
+class _RefreshedSources(Protocol):
     """The part of the source manager that the warm-up needs."""
 
     @property
@@ -58,7 +58,7 @@ class WarmUp:
         self,
         fleet: Fleet,
         evaluation_cache: EvaluationCache,
-        source_manager: RefreshedSources,
+        source_manager: _RefreshedSources,
         *,
         requests: WaitingRequests,
         readiness: Readiness,
@@ -98,7 +98,7 @@ class WarmUp:
             if self._readiness.is_allocated:
                 await self._source_manager.refresh(self._evaluation_cache.prepare_in_steps)
             await _change(self._to_allocate)
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(_GATHER_SECONDS)
 
     async def evaluate(self) -> None:
         """Evaluate changed nodes until cancelled.
@@ -111,7 +111,7 @@ class WarmUp:
             self._to_evaluate.clear()
             if self._readiness.is_allocated:
                 await run_in_steps(self._evaluation_cache.update_in_steps(), self._yield_control)
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(_GATHER_SECONDS)
             await _change(self._to_evaluate)
 
     async def evaluate_new_pods(self) -> None:
@@ -131,7 +131,7 @@ class WarmUp:
 
 
 async def _change(change: asyncio.Event) -> None:
-    """Wait for the event, for at most `LOOK_SECONDS`."""
+    """Wait for the event, for at most `_LOOK_SECONDS`."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(_LOOK_SECONDS):
             await change.wait()

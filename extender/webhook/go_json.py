@@ -128,12 +128,12 @@ def unfit(what: str, where: str, value: msgspec.Raw | bytes, allowed: str) -> st
     return f"cannot read {what}: {where} is {shown}, must be {allowed}"
 
 
-Shape = Mapping[str, "Shape"]
+_Shape = Mapping[str, "_Shape"]
 """Known fields of an object, with the shapes of their values; {} keeps a value unchanged."""
 
-_RESOURCES: Final[Shape] = {"limits": {}, "requests": {}}
-_CONTAINERS: Final[Shape] = {"resources": _RESOURCES, "restartPolicy": {}}
-POD: Final[Shape] = {
+_RESOURCES: Final[_Shape] = {"limits": {}, "requests": {}}
+_CONTAINERS: Final[_Shape] = {"resources": _RESOURCES, "restartPolicy": {}}
+POD: Final[_Shape] = {
     "metadata": {"uid": {}, "namespace": {}, "name": {}, "annotations": {}},
     "spec": {
         "containers": _CONTAINERS,
@@ -152,7 +152,7 @@ POD: Final[Shape] = {
 """Fields from which the GPU request is parsed. Annotation and resource names keep their case."""
 
 
-def restore_case(value: object, shape: Shape) -> object:
+def restore_case(value: object, shape: _Shape) -> object:
     """Return decoded JSON in which the fields of `shape` have exactly the names of `shape`.
 
     Raises:

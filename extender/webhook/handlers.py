@@ -42,26 +42,26 @@ logger = logging.getLogger(__name__)
 # A counter that appears with its first event shows no increase: `increase()` and alerts built on it
 # would miss the first fault, and panels would be empty until then.
 
-VERBS: Final = ("filter", "prioritize", "preempt")
+_VERBS: Final = ("filter", "prioritize", "preempt")
 
-FAULTY: Final = (*VERBS, "explain", "report")
+_FAULTY: Final = (*_VERBS, "explain", "report")
 """Steps in which an internal fault is counted."""
 
 _UNKNOWN: Final = "unknown"
 """Label for all unknown annotations, because pods can have any names."""
 
-WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
+_WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
 
 _NO_SCORES: Final = b"[]"
 _INTERNAL_ERROR: Final = "internal error: see the extender's log"
 MAX_BODY_BYTES: Final = 256 << 20
 """Largest body of a request while the nodes are unknown. Once they are known, the limit is
-`BODY_BYTES` plus `NODE_BYTES` for each node if that is less."""
-BODY_BYTES: Final = 8 << 20
-NODE_BYTES: Final = 64 << 10
-"""A request body may have `BODY_BYTES` plus `NODE_BYTES` for each known node, enough even for whole
-Node objects."""
-BETWEEN_VERBS_SECONDS: Final = 0.02
+`_BODY_BYTES` plus `_NODE_BYTES` for each node if that is less."""
+_BODY_BYTES: Final = 8 << 20
+_NODE_BYTES: Final = 64 << 10
+"""A request body may have `_BODY_BYTES` plus `_NODE_BYTES` for each known node, enough even for
+whole Node objects."""
+_BETWEEN_VERBS_SECONDS: Final = 0.02
 """Longest expected time from filter's answer to the prioritize request of the same pod."""
 _CANNOT_READ = "cannot read the request"
 _SEND_NAMES = "with nodeCacheCapable: true kube-scheduler sends the nodes' names alone"
@@ -96,13 +96,13 @@ def _reason_of(code: Code) -> str:
 
 
 def _create_series(metrics: Metrics) -> None:
-    for verb in VERBS:
+    for verb in _VERBS:
         metrics.candidates.labels(verb)
         # A histogram has many series, and the duration of other outcomes does not matter.
         metrics.latency.labels(verb, RequestOutcome.ANSWERED)
         for outcome in RequestOutcome:
             metrics.requests.labels(verb, outcome)
-    for verb in FAULTY:
+    for verb in _FAULTY:
         metrics.faults.labels(verb)
     for code in Code:
         if code is not Code.PASSES:
@@ -161,11 +161,11 @@ class _About:
         )
 
 
-ABOUT: Final = web.ResponseKey("about", _About)
+_ABOUT: Final = web.ResponseKey("about", _About)
 """Key of the `_About` of an answer about a pod."""
 
 
-Answer = tuple[RequestOutcome, web.Response]
+_Answer = tuple[RequestOutcome, web.Response]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class Webhooks:
     max_score: int
     shortlist: int
     is_ready: Callable[[], bool]
-    warn_annotation: WarnAnnotation
+    warn_annotation: _WarnAnnotation
     request_log: RequestLog
     expect: Callable[[], None] = lambda: None
     requests: WaitingRequests = field(default_factory=WaitingRequests)
@@ -218,7 +218,7 @@ class Webhooks:
             web.post("/preempt", self._timed("preempt", self.preempt)),
         ]
 
-    async def filter(self, body: bytes) -> Answer:
+    async def filter(self, body: bytes) -> _Answer:
         """Answer a filter request: which candidates are suitable.
 
         After an internal fault every candidate passes, so that no pod is stranded.
@@ -250,7 +250,7 @@ class Webhooks:
             self.expect()
         return outcome, _json(answer, about=_About(FILTER, request, shown))
 
-    async def prioritize(self, body: bytes) -> Answer:
+    async def prioritize(self, body: bytes) -> _Answer:
         """Answer a prioritize request: the score of each candidate."""
         started = perf_counter()
         try:
@@ -270,7 +270,7 @@ class Webhooks:
             return self._fault("prioritize")
         return outcome, _json(answer, about=_About(PRIORITIZE, request, record))
 
-    async def preempt(self, body: bytes) -> Answer:
+    async def preempt(self, body: bytes) -> _Answer:
         """Answer a preempt request: the candidates on which evicting the victims helps the pod."""
         try:
             request = wire.decode_preemption(body, known=len(self.placer.fleet.nodes))
@@ -327,7 +327,7 @@ class Webhooks:
         self._undetailed.append(record)
         loop = asyncio.get_running_loop()
         if verb == FILTER:
-            loop.call_later(BETWEEN_VERBS_SECONDS, self._catch_up, record)
+            loop.call_later(_BETWEEN_VERBS_SECONDS, self._catch_up, record)
         else:
             loop.call_soon(self._catch_up, record)
         loop.call_soon(self._report, record)
@@ -425,11 +425,11 @@ class Webhooks:
         logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling
         self.metrics.faults.labels(verb).inc()
 
-    def _fault(self, verb: str) -> Answer:
+    def _fault(self, verb: str) -> _Answer:
         self._note_fault(verb)
         return RequestOutcome.FAULT, _json(wire.encode_error(_INTERNAL_ERROR), 500)
 
-    def _malformed(self, verb: str, error: str, status: int = 400) -> Answer:
+    def _malformed(self, verb: str, error: str, status: int = 400) -> _Answer:
         """Build the answer to a malformed request; only filter has a field for the reason."""
         unlogged = self._throttle.due(verb, error)
         if unlogged is not None:
@@ -449,14 +449,14 @@ class Webhooks:
         """
         limit = request.client_max_size
         if self.is_ready():
-            limit = min(limit, BODY_BYTES + len(self.placer.fleet.nodes) * NODE_BYTES)
+            limit = min(limit, _BODY_BYTES + len(self.placer.fleet.nodes) * _NODE_BYTES)
         length = request.content_length
         if length is not None and length <= limit:
             return await request.content.read()  # the other way copies it twice
         return await request.clone(client_max_size=limit).read()
 
     def _timed(
-        self, verb: str, answer: Callable[[bytes], Awaitable[Answer]]
+        self, verb: str, answer: Callable[[bytes], Awaitable[_Answer]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Return a handler that reads the body, times the answer and counts its outcome."""
 
@@ -478,7 +478,7 @@ class Webhooks:
                 if is_gone(request):
                     outcome = RequestOutcome.UNREAD
             seconds = perf_counter() - started
-            about = response.get(ABOUT)
+            about = response.get(_ABOUT)
             asyncio.get_running_loop().call_soon(self._note, verb, about, outcome, seconds)
             return response
 
@@ -494,7 +494,7 @@ def _json(body: bytes, status: int = 200, *, about: _About | None = None) -> web
     """Build the HTTP response; `about` is recorded after the response was sent."""
     response = web.Response(body=body, status=status, content_type="application/json")
     if about is not None:
-        response[ABOUT] = about
+        response[_ABOUT] = about
     return response
 
 

@@ -70,7 +70,7 @@ _MOST_NODES: Final = 20_000
 _MOST_VICTIMS: Final = 30_000
 """Limit for a preempt request: kube-scheduler tries a tenth of the nodes, at least 100."""
 
-MOST_POD_BYTES: Final = 4 << 20
+_MOST_POD_BYTES: Final = 4 << 20
 """Limit for a Pod: the API server accepts 3 MiB, and decoding delays all other answers."""
 
 _WIRE_UNITS: Final = 400
@@ -410,8 +410,8 @@ def _pod(document: RawObject, what: str) -> JsonObject:
     value = document.get("pod")
     if value is None or is_null(value):
         return {}
-    if len(memoryview(value)) > MOST_POD_BYTES:
-        raise WireError(unfit(what, "$.Pod", value, f"at most {MOST_POD_BYTES} bytes"))
+    if len(memoryview(value)) > _MOST_POD_BYTES:
+        raise WireError(unfit(what, "$.Pod", value, f"at most {_MOST_POD_BYTES} bytes"))
     pod = decode(_ANYTHING, value, what, "$.Pod", "an object or null")
     restored = mapping_of(restore_case(pod, POD))
     if excess := excess_of(restored):

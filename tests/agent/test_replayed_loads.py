@@ -13,7 +13,7 @@ from agent.options import Options
 from agent.report.contract import Report, Verdict
 from agent.report.verdict import VerdictPolicy
 from agent.sampler import Sampler
-from extender.core.decision.signals import IDLE_POWER_SHARE
+from extender.core.decision.signals import _IDLE_POWER_SHARE
 from extender.core.devices.readings import Signal
 from testkit.agent.replay import LOADS, RECORDED, Replay
 
@@ -102,7 +102,7 @@ async def test_with_gpm_a_device_is_idle_iff_all_signals_are_below_the_threshold
 
 
 def by_power(second: Second) -> float:
-    rest = second.values[Signal.POWER_LIMIT] * IDLE_POWER_SHARE
+    rest = second.values[Signal.POWER_LIMIT] * _IDLE_POWER_SHARE
     return (second.values[Signal.POWER] - rest) / (second.values[Signal.POWER_LIMIT] - rest)
 
 

@@ -11,7 +11,7 @@ from bench.scheduler_prometheus import SCRAPE_SECONDS, SchedulerFleet, build_app
 from extender.core.devices.readings import DeviceKey
 from extender.settings.sources import Prometheus as PrometheusSettings
 from extender.sources.prometheus import promql
-from extender.sources.prometheus.dcgm_devices import device_key, parse_devices
+from extender.sources.prometheus.dcgm_devices import _parse_devices, device_key
 from extender.sources.prometheus.node_identity import NodeIdentity
 
 NODES = 60
@@ -33,7 +33,7 @@ async def test_the_extender_finds_every_gpu_on_its_node_and_fresh() -> None:
     labels = PrometheusSettings().node_labels
 
     now, rows = await fetch(promql.devices_query(UTILIZATION, labels, ""))
-    found = parse_devices(rows, identity, labels)
+    found = _parse_devices(rows, identity, labels)
 
     assert found.unmatched_series == 0
     assert len(found.devices) == NODES * GPUS

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from extender.core.request.scheduled_condition import GATE
-from extender.effects.waker import POD_ANNOTATION
+from extender.effects.waker import _POD_ANNOTATION
 from testkit.controlplane.deployed import ExtenderServer
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.plane import EXTENDER
@@ -235,9 +235,9 @@ async def test_a_pod_is_woken_by_a_change_of_its_own(world: World) -> None:
         assert await world.client.wait_bound(first) == node
 
         item = await world.client.get(first)
-        assert f"default/first on {node}" in item["metadata"]["annotations"][POD_ANNOTATION]
+        assert f"default/first on {node}" in item["metadata"]["annotations"][_POD_ANNOTATION]
         item = await world.client.get(second)
-        assert POD_ANNOTATION not in item["metadata"].get("annotations", {})
+        assert _POD_ANNOTATION not in item["metadata"].get("annotations", {})
 
 
 async def test_gated_pods_are_tried_one_for_each_gpu_the_most_urgent_first(world: World) -> None:

@@ -14,7 +14,7 @@ from extender.effects import peers as module
 from extender.effects.peer_link import PATH
 from extender.effects.peer_wire import MAX_BYTES
 from extender.effects.peers import Peers as PeerDirectory
-from extender.placement.bypassed_pods import WATCH_SECONDS
+from extender.placement.bypassed_pods import _WATCH_SECONDS
 from extender.settings.service import Ready
 from simulation.objects import pod_object
 from testkit.fake_kube import eventually
@@ -78,7 +78,7 @@ async def test_pod_without_requests_is_counted_by_each_replica(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(2) as (cluster, replicas):
-        await until_received_for(WATCH_SECONDS, *replicas)
+        await until_received_for(_WATCH_SECONDS, *replicas)
         cluster.control.create_pod(pod_object("silent"))
         one, _ = replicas
         for each in replicas:  # a replica that never saw it waiting does not classify it

@@ -46,9 +46,9 @@ from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.history import collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
-from extender.sources.prometheus.source import ReadingsBuilder, read_history
-from extender.sources.prometheus.worker import past_frames, round_frames
-from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, decode_review
+from extender.sources.prometheus.source import ReadingsBuilder, _read_history
+from extender.sources.prometheus.worker import _past_frames, round_frames
+from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, _decode_review
 from testkit.builders import NOW
 from testkit.cards import IDLE
 from testkit.collecting import NODES
@@ -90,7 +90,7 @@ def admission() -> Target:
 
     def target(body: bytes) -> bool:
         try:
-            review = decode_review(body)
+            review = _decode_review(body)
         except ReviewError as error:
             str(error).encode()
             return False
@@ -178,7 +178,7 @@ def prometheus(runner: asyncio.Runner) -> Target:
 
     The results pass through the same code as from the worker process into the fleet.
     """
-    http.PARALLEL_QUERIES = 1
+    http._PARALLEL_QUERIES = 1
     settings = Prometheus(url="http://prometheus.test")
     adapter, client, collector = _Answer(), PrometheusClient(settings), Collector(settings)
     for each in (client, *collector._queries._clients):
@@ -195,7 +195,7 @@ def prometheus(runner: asyncio.Runner) -> Target:
         world.fleet.apply_readings(readings)
 
     async def take_past(answer: list[Frame]) -> None:
-        async for history in read_history(answer):
+        async for history in _read_history(answer):
             world.fleet.apply_history(history)
 
     def target(body: bytes) -> bool:
@@ -207,7 +207,7 @@ def prometheus(runner: asyncio.Runner) -> Target:
             understood += bool(len(collector._devices))
         with contextlib.suppress(PrometheusError):
             past = collect_past(client, settings, now=world.now, window_seconds=PAST_SECONDS)
-            runner.run(take_past(_sent(past_frames(past))[:-1]))
+            runner.run(take_past(_sent(_past_frames(past))[:-1]))
             understood += bool(past.devices)
         with contextlib.suppress(PrometheusError):
             use = collect_use(

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from extender.api.metrics_route import FleetCollector
-from extender.core.devices.gpu_models import NAMES
+from extender.core.devices.gpu_models import _NAMES
 from testkit.builders import GPU
 from testkit.cards import IDLE
 from testkit.controlplane.controllers import kube_controller_manager
@@ -325,4 +325,4 @@ def test_the_guide_names_every_metric_and_every_model() -> None:
 
     for name in ("waiting_pods", "waiting_gpus", "pool_gpus", "pool_idle_gpus"):
         assert f"idlegpu_{name}" in guide
-    assert {name for name in NAMES if f"`{name}`" not in guide} == set()
+    assert {name for name in _NAMES if f"`{name}`" not in guide} == set()

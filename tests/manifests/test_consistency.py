@@ -9,7 +9,7 @@ import yaml
 
 from agent.config import load_settings as load_agent_settings
 from extender.core.request.scheduled_condition import GATE
-from extender.effects.waker import POD_ANNOTATION
+from extender.effects.waker import _POD_ANNOTATION
 from extender.server.certificates.storing import CA_CONFIG_MAP
 from extender.settings.config import Settings, load_settings
 from extender.settings.loading import ConfigError
@@ -274,7 +274,7 @@ def test_wake_policy_covers_the_extenders_account_and_writes() -> None:
     policy = (folder / "admission-policy.yaml").read_text()
 
     assert f'"system:serviceaccount:{subject["namespace"]}:{subject["name"]}"' in policy
-    assert f'"{POD_ANNOTATION}"' in policy
+    assert f'"{_POD_ANNOTATION}"' in policy
     assert f'"{GATE}"' in policy
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 import yaml
 
-from extender.core.prices import SPOT_LABELS
+from extender.core.prices import _SPOT_LABELS
 from simulation.models import A100_40GB, A100_80GB, V100
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import EXAMPLES
@@ -153,7 +153,7 @@ def test_spot_pods_select_tolerate_and_survive_spot_nodes() -> None:
     (rule,) = workload("gpu-spot")["spec"]["podFailurePolicy"]["rules"]
 
     # All labels by which prices know spot nodes, but that of nodes that GKE no longer makes.
-    assert labels == {label for label, _ in SPOT_LABELS} - {"cloud.google.com/gke-preemptible"}
+    assert labels == {label for label, _ in _SPOT_LABELS} - {"cloud.google.com/gke-preemptible"}
     assert tolerated - {"nvidia.com/gpu", "spot"} <= labels
     assert rule["action"] == "Ignore"
 

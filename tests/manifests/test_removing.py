@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from extender.effects.waker import ANNOTATION, LEASE_NAME, OBJECT_NAME
+from extender.effects.waker import _ANNOTATION, _LEASE_NAME, _OBJECT_NAME
 from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from extender.server.certificates.storing import LEASE_NAME as CERTS_LEASE
 from testkit.controlplane.objects import Object, node
@@ -38,8 +38,8 @@ def made_by_programs() -> Iterable[Object]:
     own, of_agents = EXTENDER_NAMESPACE, AGENT_NAMESPACE
     storage = {"storageClassName": "idlegpu.io-no-storage"}
     for version, kind, namespace, name, more in (
-        ("storage.k8s.io/v1", "CSIStorageCapacity", own, OBJECT_NAME, storage),
-        ("coordination.k8s.io/v1", "Lease", own, LEASE_NAME, {}),
+        ("storage.k8s.io/v1", "CSIStorageCapacity", own, _OBJECT_NAME, storage),
+        ("coordination.k8s.io/v1", "Lease", own, _LEASE_NAME, {}),
         ("coordination.k8s.io/v1", "Lease", own, CERTS_LEASE, {}),
         ("coordination.k8s.io/v1", "Lease", own, "idlegpu-scheduler", {}),
         ("v1", "Secret", own, CA_SECRET, {}),
@@ -76,7 +76,7 @@ async def test_guide_removes_all_that_an_uninstallation_leaves(
         if item["kind"] == "Namespace":
             await release.admin.create(item)
     gpu_node = node("gpu-1")
-    gpu_node["metadata"]["annotations"] = {ANNOTATION: "2"}
+    gpu_node["metadata"]["annotations"] = {_ANNOTATION: "2"}
     await release.admin.create(gpu_node)
     await release.apply("install", INTO_NAMESPACES)
     made = list(made_by_programs())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extender.core.request.scheduled_condition import GATE
-from extender.effects.waker import POD_ANNOTATION
+from extender.effects.waker import _POD_ANNOTATION
 from testkit.controlplane.client import ApiError
 from testkit.controlplane.installing import Installation, may, rights, wait_authorized
 from testkit.controlplane.objects import Object, node, pod
@@ -200,7 +200,7 @@ async def test_waking_pods_adds_the_right_to_change_their_gate_and_annotation_al
     gates = [{"name": GATE}, {"name": "example.com/other"}]
     await installation.admin.create(pod("gated", annotations={"a": "b"}, schedulingGates=gates))
     await installation.admin.create(pod("plain", annotations={"a": "b"}, labels={keep: "1"}))
-    woken: Object = {"metadata": {"annotations": {POD_ANNOTATION: "now"}}}
+    woken: Object = {"metadata": {"annotations": {_POD_ANNOTATION: "now"}}}
     pods, numbers = "/api/v1/namespaces/default/pods", count()
     async with await installation.client(*EXTENDER) as client:
         await wait_authorized(client, "list", "nodes")

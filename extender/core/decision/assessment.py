@@ -23,7 +23,7 @@ _PRESUMED = 0.9
 """Weight of presumed idleness relative to measured idleness; the idle probability becomes 0.95."""
 
 
-STILL_SHARED = 0.5
+_STILL_SHARED = 0.5
 """A shared device ranks as busy above this fraction of the range from its threshold to full use:
 two pods on one device slow each other down only above 75 % together."""
 
@@ -111,7 +111,7 @@ class DeviceRequests:
             memory=column(one.thresholds.memory for one in requests),
         )
 
-    def grounds(self, estimates: "Estimates") -> "Grounds | None":
+    def grounds(self, estimates: "Estimates") -> "_Grounds | None":
         """Return the cache key for results shared with other requests, or None for several pods."""
         if self.thresholds is None:
             return None
@@ -131,7 +131,7 @@ class Estimates:
     mps_share_bytes: float | None
 
 
-Grounds = tuple[Estimates, Thresholds, int]
+_Grounds = tuple[Estimates, Thresholds, int]
 """Cache key of an assessment's shared parts: estimates, thresholds, number of devices. The shared
 parts depend on these and on the batch, but not on the memory that the pod asks for."""
 
@@ -169,7 +169,7 @@ class Assessment:
         idle: per node, number of landing devices that suit, less the allocated ones.
         chance: per node, probability that every device of the pod is idle and has room for it.
         band_chance: as `chance`, but a shared device only needs some activity and memory left, see
-            `STILL_SHARED`. It decides the band of the order.
+            `_STILL_SHARED`. It decides the band of the order.
         is_sure: per node, whether all devices that the pod may get are known to suit.
         grounds: cache key of the parts shared between requests; None for several pods.
     """
@@ -196,7 +196,7 @@ class Assessment:
     chance: Ratios
     band_chance: Ratios
     is_sure: Flags
-    grounds: Grounds | None = None
+    grounds: _Grounds | None = None
 
 
 def assess(batch: Batch, requested: DeviceRequests, estimates: Estimates) -> Assessment:
@@ -253,7 +253,7 @@ def assess_in_steps(batch: Batch, requested: DeviceRequests, estimates: Estimate
 
 
 def _shared(
-    batch: Batch, requested: DeviceRequests, estimates: Estimates, grounds: Grounds | None
+    batch: Batch, requested: DeviceRequests, estimates: Estimates, grounds: _Grounds | None
 ) -> Steps[tuple["_Room", "_Load", "_Reach"]]:
     results = batch.shared_results
     room = results.get(grounds and ("room", grounds[0]), lambda: _room(batch, estimates))
@@ -356,7 +356,7 @@ def _load(batch: Batch, requested: DeviceRequests, estimates: Estimates, room: _
     idle_chance, is_idle = _idleness(batch, estimate, requested.utilization, requested.memory)
     left_chance = idle_chance
     if batch.is_shared.any():
-        part = np.where(batch.is_shared, STILL_SHARED, 0.0)[:, None]
+        part = np.where(batch.is_shared, _STILL_SHARED, 0.0)[:, None]
         limits = (
             limit + part * (1.0 - limit) for limit in (requested.utilization, requested.memory)
         )

@@ -151,7 +151,7 @@ class Decision:
 
 
 Evaluate = Callable[[Snapshot, Pool, EvaluationInputs], Evaluation]
-"""Function that evaluates a pool, `evaluate_pool` or a cache in front of it."""
+"""Function that evaluates a pool, `_evaluate_pool` or a cache in front of it."""
 
 
 def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
@@ -178,7 +178,7 @@ def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
     return np.concatenate(found)
 
 
-def evaluate_pool(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
+def _evaluate_pool(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
     """Evaluate every node of a pool for one request, without a cache."""
     return evaluate_cached(snapshot, pool, inputs).evaluation
 
@@ -190,7 +190,7 @@ def decide(
     policy: Policy,
     *,
     overlays: Mapping[str, Overlay],
-    evaluate: Evaluate = evaluate_pool,
+    evaluate: Evaluate = _evaluate_pool,
     ranked: int | None = None,
     group: GroupNeed | GroupFit | None = None,
 ) -> Decision:
@@ -205,7 +205,7 @@ def decide(
         candidates: node names, in kube-scheduler's order.
         policy: the settings of the decision.
         overlays: tentative tenants by resource and node, without the pod itself.
-        evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
+        evaluate: function that evaluates a whole pool: `_evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
         group: needs of the pod's group, None if the pod is in none; or the nearness of the
             candidates to the group from a logged decision.

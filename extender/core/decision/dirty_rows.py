@@ -35,7 +35,7 @@ from extender.core.nodes.snapshot import Flags, Pool, PoolRow, Snapshot
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 
-MAX_DIRTY_ROWS = 256
+_MAX_DIRTY_ROWS = 256
 """Limit of dirty rows of an entry: with more, evaluating the whole pool is faster."""
 
 
@@ -82,7 +82,7 @@ class CacheEntry:
     def is_usable(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
         """Return whether the entry can be updated for a pool faster than by a new evaluation."""
         is_same = (self.version, self.models) == (pool.version, snapshot.models)
-        has_few_dirty = len(pool.dirty) - self.dirty_count <= MAX_DIRTY_ROWS
+        has_few_dirty = len(pool.dirty) - self.dirty_count <= _MAX_DIRTY_ROWS
         return is_same and has_few_dirty and self.policy is policy
 
 

@@ -44,7 +44,7 @@ from extender.core.prices import MILLI
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish
 
-Bands = npt.NDArray[np.int8]
+_Bands = npt.NDArray[np.int8]
 """Band of each node; int8 because many evaluations are cached."""
 
 Overlay = Mapping[str, tuple[Tenant, ...]]
@@ -64,7 +64,7 @@ class Evaluation:
 
     codes: Codes
     scores: Ratios
-    bands: Bands
+    bands: _Bands
     utilization: Ratios
 
     def part(self, rows: slice) -> "Evaluation":
@@ -281,11 +281,11 @@ class Wants:
 def evaluate_batch(
     batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
 ) -> Evaluation:
-    """Evaluate a batch without a pause; arguments as in `evaluate_batch_in_steps`."""
-    return finish(evaluate_batch_in_steps(batch, wants, policy, others))
+    """Evaluate a batch without a pause; arguments as in `_evaluate_batch_in_steps`."""
+    return finish(_evaluate_batch_in_steps(batch, wants, policy, others))
 
 
-def evaluate_batch_in_steps(
+def _evaluate_batch_in_steps(
     batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
 ) -> Steps[Evaluation]:
     """Evaluate each node of a batch for the pods that ask for it.
@@ -381,7 +381,7 @@ def evaluate_for_in_steps(
     """
     wants = Wants.of_all(inputs, models, batch)
     others = Others(seen=seen, models=models)
-    return (yield from evaluate_batch_in_steps(batch, wants, inputs.policy, others))
+    return (yield from _evaluate_batch_in_steps(batch, wants, inputs.policy, others))
 
 
 def estimates(policy: Policy) -> Estimates:

@@ -16,7 +16,7 @@ from extender.core.nodes.seen_requests import SeenRequests
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.steps import Steps
 
-QUANTUM: Final = 1 / 8
+_QUANTUM: Final = 1 / 8
 """Stranded devices are counted in steps of this size: exact differences break ties by noise. On a
 public trace 0.04 and 1/8 leave the least unallocated."""
 
@@ -31,7 +31,7 @@ _STEP_ROWS: Final = 256
 """Nodes with shared devices that one step measures: less than a millisecond."""
 
 
-class HostNeeds(Protocol):
+class _HostNeeds(Protocol):
     """CPU, memory and ephemeral storage as columns."""
 
     @property
@@ -55,9 +55,9 @@ def stranded_in_steps(
     count: Rows,
     memory_bytes: Ratios,
     free_bytes: Ratios,
-    hosts: HostNeeds,
+    hosts: _HostNeeds,
 ) -> Steps[Ratios]:
-    """Return the devices that the pod strands on each node, in steps of `QUANTUM`; may be negative.
+    """Return the devices that the pod strands on each node, in steps of `_QUANTUM`; may be < 0.
 
     Args:
         batch: the nodes.
@@ -95,7 +95,7 @@ def stranded_in_steps(
                 free_bytes[rows],
             )
             yield
-    steps: Ratios = np.floor((lost[1] - lost[0]) / QUANTUM + _HALF) * QUANTUM
+    steps: Ratios = np.floor((lost[1] - lost[0]) / _QUANTUM + _HALF) * _QUANTUM
     return steps
 
 

@@ -38,7 +38,7 @@ _NODE: Final = "node"
 _UNRANKED: Final = 255
 """Rank of a candidate that does not pass or is not in the pool."""
 
-Ranks = npt.NDArray[np.uint8]
+_Ranks = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +104,7 @@ class GroupNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Domain:
+class _Domain:
     """A domain with room for the rest of a group.
 
     Attributes:
@@ -157,9 +157,9 @@ class GroupFit:
     size: int
     placed: Mapping[str, int]
     rest: int
-    fitting: tuple[Domain, ...] = ()
+    fitting: tuple[_Domain, ...] = ()
     too_few: int | None = None
-    ranks: Ranks = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
+    ranks: _Ranks = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
     units: tuple[float, ...] = ()
     words: tuple[str, ...] = ()
 
@@ -227,12 +227,12 @@ def fit_group(
         rest=-(-need.rest // count),
         fitting=_fitting(need, pool, rows, (rooms, domains), needed),
         ranks=all_ranks,
-        units=_units(kinds, budget(inputs.policy.prices.mode)),
+        units=_units(kinds, _budget(inputs.policy.prices.mode)),
         words=tuple(words.of(*divmod(kind // (_QUARTERS + 1), levels)) for kind in kinds.tolist()),
     )
 
 
-def budget(price_mode: PriceMode) -> float:
+def _budget(price_mode: PriceMode) -> float:
     """Return the units between the largest fit of a node and the next step of certainty."""
     return FIT - 1 - SHARED - JOINED - PRICE * (price_mode is PriceMode.PREFER)
 
@@ -335,7 +335,7 @@ def _fitting(
     rows: Rows,
     by_level: tuple[Sequence[Rows], Sequence[Rows]],
     wanted: int,
-) -> tuple[Domain, ...]:
+) -> tuple[_Domain, ...]:
     """Return the nearest domains with room for the rest of the group, the most room first."""
     rooms, domains = by_level
     for level, room in enumerate(rooms):
@@ -352,7 +352,7 @@ def _fitting(
             )
         label = need.topology.labels[level - 1] if level else _NODE
         largest = sorted(found.items(), key=lambda one: (-one[1], one[0]))[:_MOST_SHOWN]
-        return tuple(Domain(label=label, name=name, pods=pods) for name, pods in largest)
+        return tuple(_Domain(label=label, name=name, pods=pods) for name, pods in largest)
     return ()
 
 

@@ -162,7 +162,7 @@ _SIGNALS: Mapping[Sign, tuple[Signal, ...]] = MappingProxyType(
 )
 
 
-def encode(sign: Sign, values: Ratios | float = 0.0) -> Rows:
+def _encode(sign: Sign, values: Ratios | float = 0.0) -> Rows:
     """Encode a sign and its values as causes: one integer, or one per device."""
     numbers: Rows = np.asarray(np.clip(values, 0, _LARGEST_VALUE)).astype(np.intp)
     return numbers | (int(sign) << _VALUE_BITS)
@@ -172,7 +172,7 @@ def decode(cause: int) -> tuple[Sign, int]:
     """Decode a cause to its sign and value.
 
     Example:
-        >>> decode(int(encode(Sign.XID, 79)))
+        >>> decode(int(_encode(Sign.XID, 79)))
         (<Sign.XID: 2>, 79)
     """
     return Sign(cause >> _VALUE_BITS), cause & _LARGEST_VALUE
@@ -189,7 +189,7 @@ def shown_by(
         causes: causes of other devices by row, in case a sibling caused it.
 
     Example:
-        >>> shown_by(int(encode(Sign.XID, 79)), 7, {})
+        >>> shown_by(int(_encode(Sign.XID, 79)), 7, {})
         ((<Signal.XID: 'xid'>,), 7)
     """
     sign, value = decode(cause)
@@ -212,13 +212,13 @@ def renumber(causes: Rows, rows: Rows) -> Rows:
     """Replace sibling indexes in causes by the telemetry rows in `rows`.
 
     Example:
-        >>> sibling = encode(Sign.SIBLING, np.array([1.0]))
+        >>> sibling = _encode(Sign.SIBLING, np.array([1.0]))
         >>> decode(int(renumber(sibling, np.array([40, 41]))[0]))
         (<Sign.SIBLING: 1>, 41)
     """
     is_sibling = is_blamed_on_sibling(causes)
     renumbered = causes.copy()
-    renumbered[is_sibling] = encode(
+    renumbered[is_sibling] = _encode(
         Sign.SIBLING, rows[causes[is_sibling] & _LARGEST_VALUE].astype(np.float64)
     )
     return renumbered
@@ -228,7 +228,7 @@ def words(cause: int) -> str:
     """Return a cause in words, "" for none.
 
     Example:
-        >>> words(int(encode(Sign.XID, 79))), words(int(encode(Sign.REMAPPED_ROWS, 12)))
+        >>> words(int(_encode(Sign.XID, 79))), words(int(_encode(Sign.REMAPPED_ROWS, 12)))
         ('XID 79: fallen off the bus', '12 uncorrectable remapped rows')
     """
     sign, value = decode(cause)
@@ -239,8 +239,8 @@ def short_words(cause: int) -> str:
     """Return a cause in words without counts, for labels, which must have few values.
 
     Example:
-        >>> short_words(int(encode(Sign.XID, 79))), short_words(int(encode(Sign.REMAPPED_ROWS, 12)))
-        ('XID 79: fallen off the bus', 'remapped rows')
+        >>> short_words(int(_encode(Sign.XID, 79)))
+        'XID 79: fallen off the bus'
     """
     sign = decode(cause)[0]
     has_count = "{value}" in _WORDS[sign] and sign not in _NAMES
@@ -306,7 +306,7 @@ class HealthColumns:
         is_excluded_multi: the device cannot work for a pod with several devices.
         is_node_excluded: no device of its node can work.
         penalty: share of its certainty that the device loses, 0 to 1.
-        cause: cause of the most severe action, encoded by `encode`; the first
+        cause: cause of the most severe action, encoded by `_encode`; the first
             cause wins a tie.
     """
 
@@ -350,7 +350,7 @@ class HealthColumns:
             self.penalty = np.where(which, np.maximum(self.penalty, weight), self.penalty)
         is_graver = which & (self._severity < SEVERITY[action])
         at_these = values[is_graver] if isinstance(values, np.ndarray) else values
-        self.cause[is_graver] = encode(sign, at_these)
+        self.cause[is_graver] = _encode(sign, at_these)
         self._severity[is_graver] = SEVERITY[action]
 
     def exclude_siblings(self, node_row: Rows) -> None:

@@ -46,7 +46,7 @@ class Landing:
     certainty: Ratios
 
 
-BY_USE: Final = 0.95
+_BY_USE: Final = 0.95
 """Probability that the devices in use are the allocated ones, without known device holders. A
 tenant may leave its device unused while a process outside Kubernetes uses a free one."""
 
@@ -137,7 +137,7 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
         )
         is_useful = (known > 0) & has_room
         at, left, known = at[is_useful], left[is_useful], known[is_useful]
-        devices[at], certainty[at] = left, BY_USE
+        devices[at], certainty[at] = left, _BY_USE
         held_inside[at] -= known
     size = devices.sum(axis=1)
     needed = np.minimum(count, size)

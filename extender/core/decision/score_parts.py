@@ -40,9 +40,9 @@ CERTAINTY: Final = "certainty and health"
 NEAR: Final = "near its group"
 _CHEAP: Final = "low price"
 _TOGETHER: Final = "GPUs side by side"
-FULLNESS: Final = "few GPUs left over"
-NUMBER: Final = "many idle GPUs"
-CALM: Final = {
+_FULLNESS: Final = "few GPUs left over"
+_NUMBER: Final = "many idle GPUs"
+_CALM: Final = {
     "utilization": "low activity",
     "headroom": "free memory",
     "sharing": "few tenants",
@@ -51,7 +51,7 @@ CALM: Final = {
 }
 """Names of the terms of `calm`."""
 
-DOUBT: Final = "GPUs that may not be idle"
+_DOUBT: Final = "GPUs that may not be idle"
 ILL_HEALTH: Final = "ill health"
 EARLY_FAILURES: Final = "early failures of pods"
 
@@ -161,13 +161,13 @@ def break_down(
             for name, value in calm_terms(batch, assessment).items()
         },
         shares=dict(weights.shares),
-        fit_name=NUMBER if strategy is Strategy.SPREAD else FULLNESS,
+        fit_name=_NUMBER if strategy is Strategy.SPREAD else _FULLNESS,
     )
     return tuple(
         Breakdown(
             parts=tuple(_parts(columns, at)),
             factors=(
-                _factor(DOUBT, 1.0 - float(certain[at])),
+                _factor(_DOUBT, 1.0 - float(certain[at])),
                 _factor(ILL_HEALTH, float(unfit[at])),
                 _factor(EARLY_FAILURES, float(batch.suspicion[at])),
             ),
@@ -221,7 +221,7 @@ def _parts(columns: _Columns, at: int) -> Iterator[ScorePart]:
     if columns.together.any():
         yield _part(_TOGETHER, JOINED, float(columns.together[at]) / JOINED)
     for name, value in columns.calm.items():
-        yield _part(CALM[name], load * columns.shares[name], float(value[at]))
+        yield _part(_CALM[name], load * columns.shares[name], float(value[at]))
 
 
 def _part(name: str, units: float, value: float) -> ScorePart:

@@ -58,16 +58,16 @@ LOAD: Final = 0.003
 SHARED: Final = 160
 """Units of the load on shared devices, where the load is the fit."""
 
-STRANDED: Final = 16
+_STRANDED: Final = 16
 """Units of each device that a placement strands for the requests seen so far."""
 
-MOST_STRANDED: Final = 2.5
+_MOST_STRANDED: Final = 2.5
 """Largest number of stranded (or freed) whole devices that counts."""
 
-MOST_SHARED_STRANDED: Final = 4.5
+_MOST_SHARED_STRANDED: Final = 4.5
 """Largest number of stranded (or freed) parts of shared devices that counts."""
 
-SHARED_FULLNESS: Final = 0.08
+_SHARED_FULLNESS: Final = 0.08
 """Part of the fit by the number of free devices that counts beside stranded shared ones: with more
 of it, more of a public trace stays unallocated. Whole devices need all of it, so that nodes drain
 for large jobs when pods end (`bench.churn`)."""
@@ -83,7 +83,7 @@ _SHARED_CERTAINTY: Final = dict(
 _QUARTERS: Final = 4
 """Idle devices are counted in quarters: an unknown device counts half."""
 
-WEIGHTS: Final = Weights()
+_WEIGHTS: Final = Weights()
 """Default weights of the terms of `calm`."""
 
 _DECIMALS: Final = 12
@@ -100,7 +100,7 @@ def score(
     strategy: Rows,
     model: Rows,
     spare: Ratios,
-    weights: Weights = WEIGHTS,
+    weights: Weights = _WEIGHTS,
     *,
     cheapness: Ratios | float = 0.0,
     stranded: Ratios | None = None,
@@ -221,7 +221,7 @@ def fit(
         room = np.where(strategy == KINDS[Strategy.AUTO], np.minimum(left, spare), left)
     whole = _fullness(room)
     if stranded is not None:
-        whole = whole + _usable(stranded, MOST_STRANDED)
+        whole = whole + _usable(stranded, _MOST_STRANDED)
     is_spreading = strategy == KINDS[Strategy.SPREAD]
     if is_spreading.any():
         whole = np.where(is_spreading, MOST_FIT - _fullness(idle_devices(assessment)), whole)
@@ -233,7 +233,7 @@ def fit(
         replicas = np.maximum(batch.replicas, 1)
         packed = _fullness(left / replicas)
         if stranded is not None:
-            packed = SHARED_FULLNESS * packed + _usable(stranded, MOST_SHARED_STRANDED)
+            packed = _SHARED_FULLNESS * packed + _usable(stranded, _MOST_SHARED_STRANDED)
         shared = np.where(is_packing, packed + LOAD * quiet, shared)
     return np.where(batch.is_shared, shared, units)
 
@@ -246,7 +246,7 @@ def _fullness(left: Ratios) -> Ratios:
 
 def _usable(stranded: Ratios, most: float) -> Ratios:
     """Return the units for devices that stay usable: the fewer are stranded, the more."""
-    units: Ratios = STRANDED * (most - np.maximum(np.minimum(stranded, most), -most))
+    units: Ratios = _STRANDED * (most - np.maximum(np.minimum(stranded, most), -most))
     return units
 
 
@@ -266,7 +266,7 @@ def idle_devices(assessment: Assessment) -> Ratios:
     return idle
 
 
-def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ratios:
+def calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> Ratios:
     """Return the mean calmness of each node's working landing devices, 0 (busy) to 1.
 
     The weighted mean of `calm_terms`. The bursts term is the root mean square of the load, which

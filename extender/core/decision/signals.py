@@ -12,7 +12,7 @@ from extender.core.fast_numpy import known, within
 from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry
 from extender.core.policy import Foreign, Freshness, Policy
 
-IDLE_POWER_SHARE = 0.30
+_IDLE_POWER_SHARE = 0.30
 """Assumed idle power as a share of the power limit, used until idle power was measured. A loaded
 but idle H200 drew 126 to 136 of 700 W, and 350 W at 30 % duty."""
 
@@ -134,7 +134,7 @@ def _agree(agreed: Column, most: Column, value: Column) -> tuple[Column, Column]
 
 
 def _by_power(
-    watts: Column, limit: Column, rest_watts: Column, unseen: float = IDLE_POWER_SHARE
+    watts: Column, limit: Column, rest_watts: Column, unseen: float = _IDLE_POWER_SHARE
 ) -> Column:
     """Return the power draw above idle power, as a share of the range up to the power limit.
 

@@ -108,7 +108,7 @@ GIB: Final = 1 << 30
 ANY: Final = "any"
 """Model word if no model is specified."""
 OTHER: Final = "other"
-"""Model word for a model that is not in `NAMES`."""
+"""Model word for a model that is not in `_NAMES`."""
 
 _DESKTOP: Final = frozenset(
     {"gtx1650", "gtx1660", "rtx2060", "rtx2070", "rtx2080", "rtx3050", "rtx3060", "rtx3070"}
@@ -137,7 +137,7 @@ _MIG: Final = frozenset(
 _OLDER: Final = _PASCAL | {"k80", "m40", "m60", "p4", "p40", "p100"}
 """Cards before Volta: MPS cannot cap memory."""
 
-NAMES: Final = _MPS | _MIG | _OLDER
+_NAMES: Final = _MPS | _MIG | _OLDER
 """Model words, a small set that is safe for metric labels."""
 
 
@@ -177,7 +177,7 @@ def _card(name: str, least_gib: float, most_gib: float, layouts: str) -> _MigCar
 
 # NVIDIA's MIG User Guide, "Supported MIG Profiles"; only equal instances.
 _H100_80: Final = "2x3g.40gb 3x2g.20gb 4x1g.20gb 7x1g.10gb"
-MIG_CARDS: Final = (
+_MIG_CARDS: Final = (
     _card("a30", 20, 30, "2x2g.12gb 4x1g.6gb"),
     _card("a100", 30, 50, "2x3g.20gb 3x2g.10gb 4x1g.10gb 7x1g.5gb"),
     _card("a100", 60, 90, _H100_80),
@@ -201,7 +201,7 @@ class SharingWay(StrEnum):
 
 
 def short_model(model: str) -> str:
-    """Map a model name to one word of `NAMES`, to `other`, or to `any` if empty.
+    """Map a model name to one word of `_NAMES`, to `other`, or to `any` if empty.
 
     Example:
         >>> short_model("NVIDIA-A100-SXM4-40GB"), short_model("nvidia-tesla-t4"), short_model("")
@@ -214,7 +214,7 @@ def short_model(model: str) -> str:
         return ANY
     series = _SERIES.search(name)
     numbered = "" if series is None else "".join(series.groups()).replace(" ", "")
-    return next((word for word in (numbered, *name.split()) if word in NAMES), OTHER)
+    return next((word for word in (numbered, *name.split()) if word in _NAMES), OTHER)
 
 
 def is_desktop(model: str) -> bool:
@@ -262,7 +262,7 @@ def mig_layout(
         True
     """
     name, gib = "" if is_vgpu(model) else short_model(model), memory_bytes / GIB
-    for card in MIG_CARDS:
+    for card in _MIG_CARDS:
         if card.name == name and card.least_gib <= gib < card.most_gib:
             fitting = [
                 parts

@@ -10,7 +10,7 @@ from typing import Final
 
 from extender.core.nodes.topology_manager import Alignment
 
-SWITCH: Final = "switch"
+_SWITCH: Final = "switch"
 """NVLink peer of a card on an NVSwitch, which joins all cards on it."""
 
 _MOST_DEVICES: Final = 52
@@ -31,7 +31,7 @@ class Place:
     Attributes:
         uuid: UUID of the card, "" for a MIG instance, which no NVLink joins.
         numa_node: NUMA node, None if unknown.
-        nvlink_peers: UUIDs of the cards at the other end of its NVLinks, or `SWITCH`.
+        nvlink_peers: UUIDs of the cards at the other end of its NVLinks, or `_SWITCH`.
         alignment: the kubelet's alignment of devices, None if the agent cannot read it.
     """
 
@@ -54,7 +54,7 @@ class DeviceSets:
     numa: tuple[int, ...] = ()
 
 
-UNKNOWN: Final = DeviceSets()
+_UNKNOWN: Final = DeviceSets()
 
 
 def device_sets(places: Sequence[Place | None]) -> DeviceSets:
@@ -69,7 +69,7 @@ def device_sets(places: Sequence[Place | None]) -> DeviceSets:
         (3, 0, 0)
     """
     if not any(places) or len(places) > _MOST_DEVICES:
-        return UNKNOWN
+        return _UNKNOWN
     numa: dict[int, int] = {}
     for slot, place in enumerate(places):
         if place is not None and place.numa_node is not None:
@@ -90,7 +90,7 @@ def _linked(places: Sequence[Place | None]) -> tuple[int, ...]:
     """Return each device's NVLink peers as a set of devices."""
     slots = {place.uuid: slot for slot, place in enumerate(places) if place and place.uuid}
     switched = sum(
-        1 << slot for slot, place in enumerate(places) if place and SWITCH in place.nvlink_peers
+        1 << slot for slot, place in enumerate(places) if place and _SWITCH in place.nvlink_peers
     )
     linked = [0] * len(places)
     for slot, place in enumerate(places):

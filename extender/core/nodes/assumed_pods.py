@@ -9,13 +9,13 @@ from typing import Final
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Tenant
 
-MOST_PODS: Final = 20_000
+_MOST_PODS: Final = 20_000
 """Maximum number of assumed pods: kube-scheduler binds some hundred per second."""
 
-MOST_ON_NODE: Final = 1_000
+_MOST_ON_NODE: Final = 1_000
 """Maximum number of assumed pods per node: kubelets run 110 by default."""
 
-MOST_RESOURCES: Final = 64
+_MOST_RESOURCES: Final = 64
 """Maximum number of resources among assumed pods: each decision copies one mapping per resource."""
 
 
@@ -65,7 +65,7 @@ class Assumption:
         return record.message != self.last_refusal
 
 
-Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]
+_Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]
 """Assumed tenants by resource and node."""
 
 
@@ -105,10 +105,10 @@ class Ledger:
     def _is_full(self, assumption: Assumption) -> bool:
         """Return whether the ledger has more pods than kube-scheduler can have placed in time."""
         resources = {*self._overlays, *(resource for resource, _ in assumption.resources)}
-        if len(self._by_uid) >= MOST_PODS or len(resources) > MOST_RESOURCES:
+        if len(self._by_uid) >= _MOST_PODS or len(resources) > _MOST_RESOURCES:
             return True
         return any(
-            len(self._overlays.get(resource, {}).get(assumption.node, ())) >= MOST_ON_NODE
+            len(self._overlays.get(resource, {}).get(assumption.node, ())) >= _MOST_ON_NODE
             for resource, _ in assumption.resources
         )
 
@@ -186,7 +186,7 @@ class Ledger:
         """Return the assumption of a pod, None without one."""
         return self._by_uid.get(uid)
 
-    def overlays(self, *, without: str) -> Overlays:
+    def overlays(self, *, without: str) -> _Overlays:
         """Return the assumed tenants by resource and node, without one pod.
 
         The result is a copy and does not change later.

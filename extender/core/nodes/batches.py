@@ -21,7 +21,7 @@ from extender.core.nodes.snapshot import (
 )
 from extender.core.steps import Steps
 
-PIECE_ROWS = 250
+_PIECE_ROWS = 250
 """Rows per step: about two milliseconds of work."""
 
 _ARRANGED = ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS)
@@ -70,8 +70,8 @@ def batch_in_steps(rows: Sequence[PoolRow], telemetry: Telemetry) -> Steps[Batch
     """Build a batch from rows in steps, without suspicion against any node."""
     width = max((len(row.slots) for row in rows), default=1)
     parts = []
-    for start in range(0, max(len(rows), 1), PIECE_ROWS):
-        some = tuple(rows[start : start + PIECE_ROWS])
+    for start in range(0, max(len(rows), 1), _PIECE_ROWS):
+        some = tuple(rows[start : start + _PIECE_ROWS])
         parts.append(batch_rows(some, telemetry, np.zeros(len(some)), width=width))
         yield
     if len(parts) == 1:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.intp]
-Flags = npt.NDArray[np.bool_]
+_Flags = npt.NDArray[np.bool_]
 
 _COMMA = ord(",")
 
@@ -54,7 +54,7 @@ class JsonNameList:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def some(self, which: Places | Flags) -> "JsonNameList":
+    def some(self, which: Places | _Flags) -> "JsonNameList":
         """Return the selected items."""
         return JsonNameList(self.text, self.starts[which], self.lengths[which])
 

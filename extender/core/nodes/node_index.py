@@ -11,10 +11,10 @@ from extender.core.nodes.json_name_list import JsonNameList, Places
 from extender.core.nodes.node_names import MOST_STRANGERS, NamesAt, NamesIn, NameTable
 from extender.core.steps import Steps, finish
 
-FEW_BYTES = 8192
+_FEW_BYTES = 8192
 """Lists in fewer bytes are looked up name by name, which is faster than the vector operations."""
 
-FEW_NAMES = 256
+_FEW_NAMES = 256
 """Shorter lists with unknown names are not converted: numbers would save little."""
 
 
@@ -81,7 +81,7 @@ class NodeIndex:
             'gpu-node-1'
         """
         table = self._known.table
-        if table is None or end - begin < FEW_BYTES:
+        if table is None or end - begin < _FEW_BYTES:
             return None
         pieces = JsonNameList.of(text, begin, end)
         found = None if pieces is None else table.find(pieces)
@@ -100,7 +100,7 @@ class NodeIndex:
         if None not in numbers:
             return NamesAt(self.names, np.array(numbers, dtype=np.intp))
         at = [place for place, number in enumerate(numbers) if number is None]
-        if len(names) < FEW_NAMES or len(at) > MOST_STRANGERS:
+        if len(names) < _FEW_NAMES or len(at) > MOST_STRANGERS:
             return names
         strangers = tuple(names[place] for place in at)
         places = np.array([-1 if number is None else number for number in numbers], dtype=np.intp)

@@ -10,7 +10,7 @@ from typing import Final
 
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
-Toleration = tuple[str, str, str | None]
+_Toleration = tuple[str, str, str | None]
 """Key, effect and value; "" for any key or effect, None for any value."""
 
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -75,7 +75,7 @@ class Selection:
 
     labels: tuple[tuple[str, str], ...] = ()
     terms: tuple[Term, ...] | None = None
-    tolerations: frozenset[Toleration] = field(default=frozenset())
+    tolerations: frozenset[_Toleration] = field(default=frozenset())
 
     @property
     def size(self) -> int:
@@ -177,7 +177,7 @@ def _requirements(expressions: object) -> tuple[Requirement, ...] | None:
     return tuple(found)
 
 
-def _tolerations(tolerations: Iterable[Mapping[str, object]]) -> Iterator[Toleration]:
+def _tolerations(tolerations: Iterable[Mapping[str, object]]) -> Iterator[_Toleration]:
     """Yield each valid toleration."""
     for toleration in tolerations:
         key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))

@@ -10,20 +10,20 @@ import numpy.typing as npt
 
 from extender.core.nodes.inventory import PodRecord
 
-MAX_KINDS: Final = 32
+_MAX_KINDS: Final = 32
 """Maximum number of different requests per resource, the rarest dropped first. On a public trace
 they are 87 % of all pods."""
 
-MAX_RESOURCES: Final = 32
+_MAX_RESOURCES: Final = 32
 """Maximum number of resources, least recently requested dropped first."""
 
-HALF_LIFE: Final = 1000.0
+_HALF_LIFE: Final = 1000.0
 """A request counts half after this many further requests."""
 
-LEAST: Final = 8.0
+_LEAST: Final = 8.0
 """Minimum number of requests before they count."""
 
-STEP: Final = 0.1
+_STEP: Final = 0.1
 """Requests are published again once this share of them differs from those published. Each time all
 nodes are evaluated again."""
 
@@ -158,12 +158,12 @@ class RequestTable:
         """Count one request for a resource."""
         weights = self._weights.setdefault(resource, {})
         self._weights.move_to_end(resource)
-        if len(self._weights) > MAX_RESOURCES:
+        if len(self._weights) > _MAX_RESOURCES:
             self._weights.popitem(last=False)
-        if kind not in weights and len(weights) >= MAX_KINDS:
+        if kind not in weights and len(weights) >= _MAX_KINDS:
             del weights[min(weights, key=weights.__getitem__)]
         weights[kind] = weights.get(kind, 0.0) + self._next
-        self._next *= 2 ** (1 / HALF_LIFE)
+        self._next *= 2 ** (1 / _HALF_LIFE)
         if self._next > _LARGEST:
             self._rescale()
 
@@ -178,12 +178,12 @@ class RequestTable:
         self._next = 1.0
 
     def publish(self) -> Mapping[str, SeenRequests]:
-        """Return the requests by resource; the same objects until the mix has changed by `STEP`."""
+        """Return the requests by resource: the same objects until the mix changed by `_STEP`."""
         for resource, weights in self._weights.items():
-            if sum(weights.values()) < LEAST * self._next:
+            if sum(weights.values()) < _LEAST * self._next:
                 continue
             seen = SeenRequests.of(weights)
-            if seen.distance(self._published.get(resource, NONE_SEEN)) > STEP:
+            if seen.distance(self._published.get(resource, NONE_SEEN)) > _STEP:
                 self._published[resource] = seen
         for resource in self._published.keys() - self._weights.keys():
             del self._published[resource]

@@ -20,7 +20,7 @@ Rows = npt.NDArray[np.intp]
 
 AnyColumn = TypeVar("AnyColumn", Ratios, Flags, Rows)
 
-Column = TypeVar("Column", bound=npt.NDArray[np.generic])
+_Column = TypeVar("_Column", bound=npt.NDArray[np.generic])
 
 NO_LIMIT = 1 << 60
 """Free CPU, memory or storage of a node if unknown."""
@@ -123,7 +123,7 @@ class Telemetry:
         )
 
 
-def replace_rows(column: Column, rows: Rows, values: Column) -> Column:
+def replace_rows(column: _Column, rows: Rows, values: _Column) -> _Column:
     """Return a copy of the column with `values` at `rows`, or the column itself if equal."""
     if np.array_equal(column[rows], values):
         return column

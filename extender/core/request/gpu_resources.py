@@ -11,7 +11,7 @@ from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 """Resources of NVIDIA's device plugin; `nvidia.com/mig-*` includes the `.shared` forms."""
 
-NO_NAMES: Final = ("idlegpu.io/none",)
+_NO_NAMES: Final = ("idlegpu.io/none",)
 """Placeholder for an empty list of names: no node offers this resource."""
 
 GPU_DRIVER: Final = "gpu.nvidia.com"
@@ -25,7 +25,7 @@ _GPU_CLASS_RESOURCES: Final = frozenset(
 )
 """Extended resources that Kubernetes derives from these classes."""
 
-MAX_COUNT: Final = 1_000_000
+_MAX_COUNT: Final = 1_000_000
 """Upper bound of a device count, above any real cluster, so that sums stay small."""
 
 MOST_CONTAINERS: Final = 1000
@@ -91,7 +91,7 @@ class ResourceNames:
             ('a/x', 'a/y')
         """
         shared = (*filter(others.matches, self.names), *filter(self.matches, others.names))
-        return ResourceNames(tuple(dict.fromkeys(shared)) or NO_NAMES)
+        return ResourceNames(tuple(dict.fromkeys(shared)) or _NO_NAMES)
 
 
 def _check_name(name: str) -> None:
@@ -124,7 +124,7 @@ def count_devices(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
     """
     together, largest = _count_moments(pod, names)
     return {
-        name: min(max(together.get(name, 0), largest.get(name, 0)), MAX_COUNT)
+        name: min(max(together.get(name, 0), largest.get(name, 0)), _MAX_COUNT)
         for name in sorted({*together, *largest}, key=lambda name: (names.rank(name), name))
     }
 
@@ -140,7 +140,7 @@ def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
         >>> count_lasting({"spec": {"containers": [{}], "initContainers": [ask]}}, ResourceNames())
         {}
     """
-    return {name: min(count, MAX_COUNT) for name, count in _count_moments(pod, names)[0].items()}
+    return {name: min(count, _MAX_COUNT) for name, count in _count_moments(pod, names)[0].items()}
 
 
 class ContainerDevices(NamedTuple):
@@ -302,7 +302,7 @@ def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
     for name, quantity in mapping_of(quantities).items():
         if names.matches(name):
             try:
-                counts[name] = min(parse_count(quantity), MAX_COUNT)
+                counts[name] = min(parse_count(quantity), _MAX_COUNT)
             except ValueError:
                 continue
     return counts

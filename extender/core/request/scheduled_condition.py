@@ -8,7 +8,7 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 GATE: Final = "idlegpu.io/room"
 """Scheduling gate of pods that wait until the extender finds room for them."""
 
-MAX_MESSAGE: Final = 1500
+_MAX_MESSAGE: Final = 1500
 """Maximum stored length of kube-scheduler's message; the reasons come first."""
 
 
@@ -42,8 +42,8 @@ def is_unschedulable(scheduled: Mapping[str, object]) -> bool:
 
 
 def message_of(scheduled: Mapping[str, object]) -> str:
-    """Return the condition's message, truncated to `MAX_MESSAGE`."""
-    return text_of(scheduled.get("message"))[:MAX_MESSAGE]
+    """Return the condition's message, truncated to `_MAX_MESSAGE`."""
+    return text_of(scheduled.get("message"))[:_MAX_MESSAGE]
 
 
 def last_refusal(status: object) -> str | None:

@@ -12,7 +12,7 @@ from extender.core.request.annotations import Annotation, parse_models
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import ParsedRequest, parse_request
 
-REMEMBERED: Final = 256
+_REMEMBERED: Final = 256
 """Cache size: number of different requests; most waiting pods have equal ones."""
 
 
@@ -49,7 +49,7 @@ class WaitingRequests:
         parsed = self._read.get(key)
         if parsed is None:
             parsed = self._read[key] = _parse(record, policy)
-            if len(self._read) > REMEMBERED:
+            if len(self._read) > _REMEMBERED:
                 self._read.popitem(last=False)
         return parsed
 

@@ -32,7 +32,7 @@ _MAX_HEAD_BYTES: Final = 32 << 10
 """Limit for the request; a kubelet's token has one or two KiB."""
 
 _MAX_CHUNKS: Final = 64
-MAX_UPDATES: Final = 16
+_MAX_UPDATES: Final = 16
 """Limits for chunks of data and updates from one connection between two batches. Reading pauses
 after them, so that more data waits mostly in the agent's memory."""
 
@@ -41,7 +41,7 @@ _faults = ThrottledLogger(logging.getLogger(__name__))
 _BEARER: Final = b"bearer "
 
 
-class ConnectionOwner(Protocol):
+class _ConnectionOwner(Protocol):
     """Owner of all connections, which receives their events."""
 
     def opened(self, connection: "AgentConnection") -> None:
@@ -108,7 +108,7 @@ class AgentConnection(asyncio.Protocol):
         "state",
     )
 
-    def __init__(self, owner: ConnectionOwner, monotonic: Callable[[], float]) -> None:
+    def __init__(self, owner: _ConnectionOwner, monotonic: Callable[[], float]) -> None:
         self.opened_at = self.last_data_at = monotonic()
         self.sender: Sender | None = None
         self.state: AgentState | None = None
@@ -233,7 +233,7 @@ class AgentConnection(asyncio.Protocol):
         """
         buffer, start = self._buffer, 0
         while len(buffer) - start >= LENGTH_BYTES and not self._is_ended:
-            if self._updates >= MAX_UPDATES:
+            if self._updates >= _MAX_UPDATES:
                 self._pause()
                 break
             size = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")

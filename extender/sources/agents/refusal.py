@@ -54,7 +54,7 @@ HTTP_STATUS: Final = {
 }
 """HTTP status by reason; for others it is 400."""
 
-EXPECTED_REASONS: Final = frozenset(
+_EXPECTED_REASONS: Final = frozenset(
     {AgentRefusal.REPLACED, AgentRefusal.CLOSING, AgentRefusal.BUSY}
 )
 """Reasons that also occur in a healthy cluster, logged as information."""
@@ -99,7 +99,7 @@ class Refusals:
         if unlogged is None:
             return
         logger.log(
-            logging.INFO if error.refusal in EXPECTED_REASONS else logging.WARNING,
+            logging.INFO if error.refusal in _EXPECTED_REASONS else logging.WARNING,
             "agent refused",
             extra={
                 "reason": error.refusal.value,

@@ -21,22 +21,22 @@ from extender.sources.agents.tokens import Sender, TokenReviewer
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS: Final = 0.2
+_BATCH_SECONDS: Final = 0.2
 """Time between two batches in which reports are applied: one batch costs less than many reports."""
 _NODES_PER_BATCH: Final = 128
 """Nodes whose reports are delivered together: a step of a millisecond or two."""
 
-ROUTINE_SECONDS: Final = 2.0
+_ROUTINE_SECONDS: Final = 2.0
 """Interval for reports without news: readings stay fresh for minutes."""
 
-SWEEP_SECONDS: Final = 1.0
-REQUEST_TIMEOUT_SECONDS: Final = 10.0
+_SWEEP_SECONDS: Final = 1.0
+_REQUEST_TIMEOUT_SECONDS: Final = 10.0
 """Time limit for a request, without the review of its token."""
 
-Deliver = Callable[[Readings], Awaitable[None]]
+_Deliver = Callable[[Readings], Awaitable[None]]
 
 
-class AgentFleet(Protocol):
+class _AgentFleet(Protocol):
     """The part of the fleet that agents need."""
 
     @property
@@ -118,10 +118,10 @@ class AgentSource:
         self,
         settings: Agents,
         client: KubeClient,
-        fleet: AgentFleet,
+        fleet: _AgentFleet,
         *,
         is_known_node: Callable[[str], bool],
-        deliver: Deliver,
+        deliver: _Deliver,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
         tls: ssl.SSLContext | None = None,
@@ -286,15 +286,15 @@ class AgentSource:
         """Deliver reports in batches, and check the connections, until cancelled."""
         routine_at = swept_at = self._monotonic()
         while True:
-            await asyncio.sleep(BATCH_SECONDS)
+            await asyncio.sleep(_BATCH_SECONDS)
             now = self._monotonic()
-            if now - swept_at >= SWEEP_SECONDS:
+            if now - swept_at >= _SWEEP_SECONDS:
                 swept_at = now
                 await self._sweep(now)
             elif self._paused:
                 self._resume(self._paused)
             waiting, self._urgent = self._urgent, {}
-            if now - routine_at >= ROUTINE_SECONDS:
+            if now - routine_at >= _ROUTINE_SECONDS:
                 routine_at = now
                 waiting = {**self._routine, **self._newly_known(), **waiting}
                 self._routine = {}
@@ -347,7 +347,7 @@ class AgentSource:
             silent = now - connection.last_data_at
             if connection.sender is None:
                 # Since the start: a request sent byte by byte must not keep the connection open.
-                is_late = now - connection.opened_at > REQUEST_TIMEOUT_SECONDS
+                is_late = now - connection.opened_at > _REQUEST_TIMEOUT_SECONDS
                 if is_late and not connection.is_under_review:
                     connection.refuse(RefusedError(AgentRefusal.SILENT, "no request in time"))
             elif connection.sender.expires_at <= clock:

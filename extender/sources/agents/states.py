@@ -64,7 +64,7 @@ _MAX_AHEAD_SECONDS: Final = 86_400.0
 _HOLDERS_LAG_SECONDS: Final = 5.0
 """Interval in which an agent queries the kubelet for the holders of devices."""
 
-ForeignProcesses = Mapping[DeviceKey, tuple[ForeignProcess, ...]]
+_ForeignProcesses = Mapping[DeviceKey, tuple[ForeignProcess, ...]]
 
 _SIGNALS: Final = tuple(Signal)
 _ROWS: Final = (
@@ -123,7 +123,7 @@ class AgentState:
         self.uids: Mapping[str, str] = {}
         self.shares: tuple[tuple[DeviceKey, str, int], ...] = ()
         """Memory that pods use on shared devices, from the last update: device, UID, bytes."""
-        self.foreign: ForeignProcesses = {}
+        self.foreign: _ForeignProcesses = {}
         """Processes on devices with foreign use."""
         self._format: _ValueFormat | None = None
         self._values: Column = np.zeros((0, 0))
@@ -239,7 +239,7 @@ def _shares_of(
 
 def _foreign_of(
     infos: tuple[DeviceInfo, ...], processes: Sequence[ReportedProcess], now: float
-) -> ForeignProcesses:
+) -> _ForeignProcesses:
     """Return the largest foreign processes of each device, with names that are safe to show.
 
     Raises:

@@ -35,7 +35,7 @@ _ACCOUNT_PREFIX: Final = "system:serviceaccount:"
 _TOKEN_SECONDS: Final = 3600.0
 """A token is reviewed again when it expires, and at least this often: a pod's projected token is
 valid for an hour by default."""
-REVIEWS_PER_SECOND: Final = 200.0
+_REVIEWS_PER_SECOND: Final = 200.0
 """Most token reviews, on average: all agents of 5,000 nodes come back within 25 s."""
 _MAX_CACHED: Final = 20_000
 _REJECTED_SECONDS: Final = 30.0
@@ -44,7 +44,7 @@ _REJECTED_SECONDS: Final = 30.0
 _PARALLEL: Final = 8
 _QUEUE_SECONDS: Final = 20.0
 """Longest wait for a review; the agent is refused after it and tries again later."""
-MAX_WAITING: Final = 1000
+_MAX_WAITING: Final = 1000
 """Limit for waiting reviews per address; many nodes may share one."""
 
 _LIMIT_BYTES: Final = 1 << 20
@@ -97,9 +97,9 @@ class TokenReviewer:
         self._rejected: Recent[tuple[float, RefusedError]] = Recent(_MAX_CACHED)
         self._fair_queue = FairQueue(
             at_once=_PARALLEL,
-            waiting_each=MAX_WAITING,
+            waiting_each=_MAX_WAITING,
             wait_seconds=_QUEUE_SECONDS,
-            per_second=REVIEWS_PER_SECOND,
+            per_second=_REVIEWS_PER_SECOND,
         )
 
     def adopt(self, settings: Agents) -> None:

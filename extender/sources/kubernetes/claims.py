@@ -45,7 +45,7 @@ class DeviceName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRecord:
+class _ClaimRecord:
     """A ResourceClaim with allocated devices that are GPUs, or may be GPUs.
 
     Attributes:
@@ -74,7 +74,7 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceRecord:
+class _SliceRecord:
     """A ResourceSlice of the GPU driver.
 
     Attributes:
@@ -90,7 +90,7 @@ class SliceRecord:
     devices: Mapping[str, ClaimedDevice]
 
 
-def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
+def _reduce_claim(raw: Mapping[str, object]) -> _ClaimRecord | None:
     """Return the record of a ResourceClaim, None if certainly no pod holds a GPU through it."""
     metadata = mapping_of(raw.get("metadata"))
     uid, namespace = text_of(metadata.get("uid")), text_of(metadata.get("namespace"))
@@ -119,19 +119,19 @@ def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
     )
     if not (uid and (pods or groups) and (devices or is_unknown)):
         return None
-    return ClaimRecord(
+    return _ClaimRecord(
         uid=uid, pods=pods, groups=groups, devices=devices, has_unknown_driver=is_unknown
     )
 
 
-def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
+def _reduce_slice(raw: Mapping[str, object]) -> _SliceRecord | None:
     """Return the record of a ResourceSlice, None if it belongs to another driver."""
     uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
     spec = mapping_of(raw.get("spec"))
     if not uid or spec.get("driver") != GPU_DRIVER:
         return None
     pool = mapping_of(spec.get("pool"))
-    return SliceRecord(
+    return _SliceRecord(
         uid=uid,
         pool=intern(text_of(pool.get("name"))),
         generation=int_of(pool.get("generation")),
@@ -201,13 +201,13 @@ class ClaimIndex:
         self._notify_group = notify_group
         self._notify_all = notify_all
         self._is_current = is_current
-        self._claims: dict[str, ClaimRecord] = {}
-        self._claims_by_holder: dict[str, tuple[ClaimRecord, ...]] = {}
-        self._claims_by_pool: dict[str, tuple[ClaimRecord, ...]] = {}
-        self._slices: dict[str, SliceRecord] = {}
-        self._slices_by_pool: dict[str, tuple[SliceRecord, ...]] = {}
-        self.claims = RecordFeed(_CLAIM_MARK, reduce_claim, self._set_claim, self._on_listed)
-        self.slices = RecordFeed(_SLICE_MARK, reduce_slice, self._set_slice, self._on_listed)
+        self._claims: dict[str, _ClaimRecord] = {}
+        self._claims_by_holder: dict[str, tuple[_ClaimRecord, ...]] = {}
+        self._claims_by_pool: dict[str, tuple[_ClaimRecord, ...]] = {}
+        self._slices: dict[str, _SliceRecord] = {}
+        self._slices_by_pool: dict[str, tuple[_SliceRecord, ...]] = {}
+        self.claims = RecordFeed(_CLAIM_MARK, _reduce_claim, self._set_claim, self._on_listed)
+        self.slices = RecordFeed(_SLICE_MARK, _reduce_slice, self._set_slice, self._on_listed)
 
     @property
     def is_complete(self) -> bool:
@@ -248,7 +248,7 @@ class ClaimIndex:
                 return found.devices[name.device]
         return ClaimedDevice(uuid="", name=name.device)
 
-    def _set_claim(self, uid: str, record: ClaimRecord | None) -> None:
+    def _set_claim(self, uid: str, record: _ClaimRecord | None) -> None:
         before = self._claims.pop(uid, None)
         if before is not None:
             for holder in before.holders:
@@ -263,7 +263,7 @@ class ClaimIndex:
                 _add(self._claims_by_pool, pool, record)
         self._notify_pods_of(claim for claim in (before, record) if claim is not None)
 
-    def _set_slice(self, uid: str, record: SliceRecord | None) -> None:
+    def _set_slice(self, uid: str, record: _SliceRecord | None) -> None:
         before = self._slices.pop(uid, None)
         if before is not None:
             _remove(self._slices_by_pool, before.pool, before)
@@ -275,7 +275,7 @@ class ClaimIndex:
             claim for pool in pools for claim in self._claims_by_pool.get(pool, ())
         )
 
-    def _notify_pods_of(self, claims: Iterable[ClaimRecord]) -> None:
+    def _notify_pods_of(self, claims: Iterable[_ClaimRecord]) -> None:
         if self.is_complete:
             changed = tuple(claims)
             for pod in dict.fromkeys(pod for claim in changed for pod in claim.pods):

@@ -261,7 +261,7 @@ def _silent_cache() -> ObjectCache[PodRecord]:
 
 logger = logging.getLogger(__name__)
 
-NODES: Final = ObjectKind(resource="nodes", path="/api/v1/nodes")
+_NODES: Final = ObjectKind(resource="nodes", path="/api/v1/nodes")
 _PODS: Final = ObjectKind(
     resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded"
 )
@@ -320,7 +320,7 @@ class ClusterSource:
         )
         self._group_objects = frozenset(kind.resource for kind, _ in self._group_sizes.feeds)
         feeds: tuple[tuple[ObjectKind, Feed], ...] = (
-            (NODES, self._nodes),
+            (_NODES, self._nodes),
             (_PODS, self._pods),
             (CLAIMS, self._claims.claims),
             (SLICES, self._claims.slices),
@@ -359,7 +359,7 @@ class ClusterSource:
         """
         are_nodes_outdated = self._nodes.configure(resources)
         are_pods_outdated = self._pods.configure(resources, early_seconds, settings)
-        outdated = {NODES.resource: are_nodes_outdated, _PODS.resource: are_pods_outdated}
+        outdated = {_NODES.resource: are_nodes_outdated, _PODS.resource: are_pods_outdated}
         if settings.reads_groups != self._group_sizes.is_used:
             self._group_sizes.use(is_used=settings.reads_groups)
             outdated |= dict.fromkeys(self._group_objects, True)
@@ -390,7 +390,7 @@ class ClusterSource:
     @property
     def _is_outdated(self) -> bool:
         """Whether some records were reduced with earlier settings."""
-        return any(self._reflectors[kind.resource].is_outdated for kind in (NODES, _PODS))
+        return any(self._reflectors[kind.resource].is_outdated for kind in (_NODES, _PODS))
 
     async def _note_relisted(self) -> None:
         """Switch to all configured resources once nodes and pods are listed again."""
@@ -430,7 +430,7 @@ class ClusterSource:
     def is_synced(self) -> bool:
         """Whether nodes and pods were listed once, and a list of claims was at least attempted."""
         status = {resource: reflector.status for resource, reflector in self._reflectors.items()}
-        return all(status[kind.resource].is_listed for kind in (NODES, _PODS)) and all(
+        return all(status[kind.resource].is_listed for kind in (_NODES, _PODS)) and all(
             status[kind.resource].was_tried for kind in (CLAIMS, SLICES)
         )
 

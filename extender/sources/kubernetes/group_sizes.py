@@ -22,7 +22,7 @@ from extender.sources.kubernetes.object_cache import Pacer
 from extender.sources.kubernetes.object_kinds import ObjectKind
 from extender.sources.kubernetes.record_feed import RecordFeed
 
-OnGroupSize = Callable[[str, int | None], None]
+_OnGroupSize = Callable[[str, int | None], None]
 """Receives a group's key and its size, None if no object states it any more."""
 
 
@@ -41,25 +41,25 @@ class _GroupSize:
     size: int
 
 
-def gang_size(raw: Mapping[str, object], _: ResourceNames) -> int:
+def _gang_size(raw: Mapping[str, object], _: ResourceNames) -> int:
     """Return the `minCount` of one of Kubernetes' own PodGroups, 0 without one."""
     policy = mapping_of(mapping_of(raw.get("spec")).get("schedulingPolicy"))
     return int_of(mapping_of(policy.get("gang")).get("minCount"))
 
 
-def least_members(raw: Mapping[str, object], _: ResourceNames) -> int:
+def _least_members(raw: Mapping[str, object], _: ResourceNames) -> int:
     """Return the `minMember` of a PodGroup of the coscheduling plugin or of Volcano."""
     return int_of(mapping_of(raw.get("spec")).get("minMember"))
 
 
-def job_set_size(raw: Mapping[str, object], names: ResourceNames) -> int:
+def _job_set_size(raw: Mapping[str, object], names: ResourceNames) -> int:
     """Return the number of pods with GPUs that a JobSet runs at the same time.
 
     Example:
         >>> gpu = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
         >>> job = {"parallelism": 4, "template": {"spec": {"containers": [gpu]}}}
         >>> workers = {"replicas": 2, "template": {"spec": job}}
-        >>> job_set_size({"spec": {"replicatedJobs": [workers]}}, ResourceNames())
+        >>> _job_set_size({"spec": {"replicatedJobs": [workers]}}, ResourceNames())
         8
     """
     total = 0
@@ -81,10 +81,10 @@ def _or_one(value: object) -> int:
 _Size = Callable[[Mapping[str, object], ResourceNames], int]
 
 _SOURCES: Final[tuple[tuple[str, str, _Size], ...]] = (
-    ("scheduling.k8s.io/v1beta1/podgroups", POD_GROUP, gang_size),
-    ("scheduling.x-k8s.io/v1alpha1/podgroups", COSCHEDULING, least_members),
-    ("scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, least_members),
-    ("jobset.x-k8s.io/v1alpha2/jobsets", JOB_SET, job_set_size),
+    ("scheduling.k8s.io/v1beta1/podgroups", POD_GROUP, _gang_size),
+    ("scheduling.x-k8s.io/v1alpha1/podgroups", COSCHEDULING, _least_members),
+    ("scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, _least_members),
+    ("jobset.x-k8s.io/v1alpha2/jobsets", JOB_SET, _job_set_size),
 )
 """API path, kind of the groups, and how to read the size."""
 
@@ -103,7 +103,7 @@ class GroupSizes:
     """
 
     def __init__(
-        self, notify: OnGroupSize, resources: Callable[[], ResourceNames], *, is_used: bool
+        self, notify: _OnGroupSize, resources: Callable[[], ResourceNames], *, is_used: bool
     ) -> None:
         self._notify = notify
         self._resources = resources

@@ -7,7 +7,7 @@ from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.untyped import mapping_of, text_of
 from extender.sources.kubernetes.object_cache import Pacer
 
-OnHostUse = Callable[[str, HostResources], None]
+_OnHostUse = Callable[[str, HostResources], None]
 """Receives a node's name and the sum of its pods' requests."""
 
 
@@ -39,7 +39,7 @@ class HostUse:
         pods: each pod's requests by `namespace/name`, which is unique at any time.
     """
 
-    def __init__(self, notify: OnHostUse) -> None:
+    def __init__(self, notify: _OnHostUse) -> None:
         self._notify = notify
         self.pods: dict[str, PlacedPod] = {}
         self._sums: dict[str, HostResources] = {}

@@ -119,7 +119,7 @@ _ANYTHING: Final = msgspec.json.Decoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListPage:
+class _ListPage:
     """A page of a list.
 
     Attributes:
@@ -159,7 +159,7 @@ class WatchChange:
     version: str
 
 
-OnPlaced = Callable[[str, PlacedPod | None], None]
+_OnPlaced = Callable[[str, PlacedPod | None], None]
 """Receives a pod's `namespace/name` and its requests on its node, None if it has none."""
 
 
@@ -179,8 +179,8 @@ class PodFilter:
         self,
         names: ResourceNames,
         exporter_words: Sequence[str],
-        on_listed: OnPlaced = lambda *_: None,
-        on_watched: OnPlaced = lambda *_: None,
+        on_listed: _OnPlaced = lambda *_: None,
+        on_watched: _OnPlaced = lambda *_: None,
     ) -> None:
         self._names = names
         self._words = tuple(exporter_words)
@@ -287,7 +287,7 @@ def _text(raw: msgspec.Raw | None) -> str | None:
     return None if raw is None else bytes(raw).decode(errors="replace").strip('"')
 
 
-def read_page(body: bytes, action: str) -> ListPage:
+def read_page(body: bytes, action: str) -> _ListPage:
     """Parse a page of a list; its objects stay JSON text.
 
     Raises:
@@ -301,7 +301,7 @@ def read_page(body: bytes, action: str) -> ListPage:
     # Another JSON document must not look like a cluster without objects.
     if not found.metadata.version or not found.kind.endswith("List"):
         raise KubeError(f"cannot {action}: the answer is not a list with a resourceVersion")
-    return ListPage(
+    return _ListPage(
         version=found.metadata.version, token=found.metadata.token, items=found.items or ()
     )
 

@@ -7,9 +7,9 @@ from typing import Final, Generic, TypeVar
 
 from extender.runtime.cooperative import YieldControl, yield_to_loop
 
-Record = TypeVar("Record")
+_Record = TypeVar("_Record")
 
-STEP_SECONDS: Final = 0.001
+_STEP_SECONDS: Final = 0.001
 """Longest step of work on the event loop, so that a webhook never waits much longer."""
 
 
@@ -25,13 +25,13 @@ class Pacer:
         self._since = time.perf_counter()
 
     async def yield_if_due(self) -> None:
-        """Yield if the current step has taken longer than `STEP_SECONDS`."""
-        if time.perf_counter() - self._since >= STEP_SECONDS:
+        """Yield if the current step has taken longer than `_STEP_SECONDS`."""
+        if time.perf_counter() - self._since >= _STEP_SECONDS:
             await self._yield_control()
             self._since = time.perf_counter()
 
 
-class ObjectCache(Generic[Record]):
+class ObjectCache(Generic[_Record]):
     """Records by key, updated by a watch and corrected by complete lists.
 
     Use it on the event loop's thread only. Changes from the watch during a list are newer than the
@@ -47,24 +47,24 @@ class ObjectCache(Generic[Record]):
     def __init__(
         self,
         *,
-        replace: Callable[[Iterable[Record]], None] | None = None,
-        apply: Callable[[Record], None],
+        replace: Callable[[Iterable[_Record]], None] | None = None,
+        apply: Callable[[_Record], None],
         remove: Callable[[str], None],
     ) -> None:
         self._replace = replace
         self._apply = apply
         self._remove = remove
-        self._records: dict[str, Record] = {}
-        self._listed: dict[str, Record] = {}
+        self._records: dict[str, _Record] = {}
+        self._listed: dict[str, _Record] = {}
         self._touched: set[str] | None = None
         self._is_filled = False
 
     @property
-    def records(self) -> Mapping[str, Record]:
+    def records(self) -> Mapping[str, _Record]:
         """The cached records, by key."""
         return MappingProxyType(self._records)
 
-    def put(self, key: str, record: Record | None) -> None:
+    def put(self, key: str, record: _Record | None) -> None:
         """Apply a change from the watch; None if the object is not relevant (any more)."""
         if record is None:
             self.drop(key)
@@ -85,7 +85,7 @@ class ObjectCache(Generic[Record]):
         self._touched = set()
         self._listed = {}
 
-    def add_listed(self, key: str, record: Record | None) -> None:
+    def add_listed(self, key: str, record: _Record | None) -> None:
         """Add one object of the list."""
         if record is not None:
             self._listed[key] = record
@@ -118,7 +118,7 @@ class ObjectCache(Generic[Record]):
         self._listed = {}
         self._touched = None
 
-    async def _correct(self, listed: Mapping[str, Record], pacer: Pacer) -> int:
+    async def _correct(self, listed: Mapping[str, _Record], pacer: Pacer) -> int:
         corrections = 0
         for key in [key for key in self._records if key not in listed]:
             if not self._is_touched(key) and self._records.pop(key, None) is not None:

@@ -59,15 +59,15 @@ from extender.sources.kubernetes.pod_failures import (
 from extender.sources.kubernetes.timestamps import parse_time
 
 
-def wanted_model(raw: Mapping[str, object]) -> str:
+def _wanted_model(raw: Mapping[str, object]) -> str:
     """Return the short name of the GPU model that a Pod object asks for, "" if it asks for none.
 
     Required models come before preferred ones; of several the first one counts.
 
     Example:
-        >>> wanted_model({"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}})
+        >>> _wanted_model({"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}})
         'l4'
-        >>> wanted_model({})
+        >>> _wanted_model({})
         ''
     """
     spec = mapping_of(raw.get("spec"))
@@ -102,10 +102,10 @@ _MAX_CACHED: Final = 4096
 _MAX_SHARED: Final = 256
 """Cache size for large values: equal ones share one object while it is in the cache."""
 
-MAX_WISHES: Final = 4096
+_MAX_WISHES: Final = 4096
 """Limit for a pod's annotations under our prefix, in characters; larger ones are not stored unless
 we refused the pod."""
-MAX_SELECTION: Final = 8192
+_MAX_SELECTION: Final = 8192
 """Limit for a pod's node selection that is stored, in units of `Selection.size`."""
 
 
@@ -204,7 +204,7 @@ def reduce_pod(
     created_at = parse_time(metadata.get("creationTimestamp"))
     is_waiting = not (node or phase.is_terminal)
     wishes = _wishes(mapping_of(metadata.get("annotations"))) if is_waiting else ()
-    is_stored = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
+    is_stored = is_waiting and sum(map(len, chain(*wishes))) <= _MAX_WISHES
     bound_at = _bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None
     is_failed = bool(node) and is_failed_early(raw, early_seconds)
     sidecars = _sidecars(spec, status, names)
@@ -251,7 +251,7 @@ def reduce_pod(
         priority=_priority(spec),
         owner=intern(owner_of(metadata)),
         likeness=likeness_of(raw),
-        wanted_model="" if node or is_excessive(raw) else wanted_model(raw),
+        wanted_model="" if node or is_excessive(raw) else _wanted_model(raw),
         gives_way=_priority(spec) < 0,
         selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
         group=read_group(raw),
@@ -321,7 +321,7 @@ def _selection(raw: Mapping[str, object]) -> Selection | None:
     if is_excessive(raw):
         return None
     selection = read_selection(raw)
-    return _shared_selection(selection) if selection.size <= MAX_SELECTION else None
+    return _shared_selection(selection) if selection.size <= _MAX_SELECTION else None
 
 
 @lru_cache(maxsize=_MAX_SHARED)

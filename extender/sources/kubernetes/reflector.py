@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _Parsed = TypeVar("_Parsed")
 
-MAX_FAILURES: Final = 3
+_MAX_FAILURES: Final = 3
 """Failed watches in a row after which the list is requested again: the API server may not know the
 resource version any more (etcd was restored)."""
 
@@ -203,7 +203,7 @@ class Reflector:
                     continue
                 self._note_failure(error)
                 self._failures += 1
-                if error.is_gone or self._failures >= MAX_FAILURES:
+                if error.is_gone or self._failures >= _MAX_FAILURES:
                     self._version = ""
                 requested_seconds = min(
                     error.retry_after_seconds, self._settings.backoff_max_seconds

@@ -55,11 +55,11 @@ _T = TypeVar("_T")
 # third of each round's data. Therefore they are queried in full only every 45 seconds. In between
 # only faults above 0 are queried.
 
-FULL_SECONDS: Final = 45.0
+_FULL_SECONDS: Final = 45.0
 """Time between two answers for all devices: a changed size is noticed within a minute."""
 
 
-class QueryColumn(Protocol):
+class _QueryColumn(Protocol):
     """Queries a metric; returns its column in base units, NaN for devices without a value."""
 
     def __call__(self, metric: Metric, *, is_above_zero: bool) -> Column:
@@ -90,7 +90,7 @@ class SlowColumns:
         query: queries the server for a column.
     """
 
-    def __init__(self, query: QueryColumn) -> None:
+    def __init__(self, query: _QueryColumn) -> None:
         self._query = query
         self._last: dict[str, _SlowColumn] = {}
 
@@ -115,7 +115,7 @@ class SlowColumns:
         if not (is_size or is_fault):
             return self._query(metric, is_above_zero=False)
         last = self._last.get(metric.name)
-        if last is not None and _is_recent(last.full_at, now, FULL_SECONDS):
+        if last is not None and _is_recent(last.full_at, now, _FULL_SECONDS):
             again = last if is_size else self._with_faults(metric, last)
             if again is not None:
                 self._last[metric.name] = again

@@ -14,7 +14,7 @@ from extender.sources.prometheus.dcgm import Metric, MetricUnit, build_table
 if TYPE_CHECKING:
     from extender.settings.sources import Prometheus
 
-Rows = TypeVar("Rows")
+_Rows = TypeVar("_Rows")
 _T = TypeVar("_T")
 
 PATH_SETTINGS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
@@ -29,7 +29,7 @@ class PrometheusError(Exception):
     """Prometheus gave no usable answer; the message says what failed, why, and what to do."""
 
 
-def reduce_rows(reduce: Callable[[Rows], _T], rows: Rows) -> _T:
+def reduce_rows(reduce: Callable[[_Rows], _T], rows: _Rows) -> _T:
     """Reduce the rows of an answer, which may contain any JSON.
 
     Raises:

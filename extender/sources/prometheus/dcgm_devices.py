@@ -32,7 +32,7 @@ from extender.sources.prometheus.response_template import (
 )
 from extender.sources.prometheus.rows import Rows
 
-Row = Mapping[str, Any]
+_Row = Mapping[str, Any]
 
 _UUID, _OLD_UUID = UUID_LABELS
 _NAN: Final = float("nan")
@@ -59,7 +59,7 @@ _NO_DEVICES: Final[Mapping[DeviceKey, DeviceRow]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class ParsedDevices:
+class _ParsedDevices:
     """Devices in one answer.
 
     Attributes:
@@ -78,7 +78,7 @@ class ParsedDevices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceChanges:
+class _DeviceChanges:
     """Changes of the devices since the previous answer.
 
     Attributes:
@@ -117,12 +117,12 @@ def number(text: object) -> float:
         return _NAN
 
 
-def parse_devices(
-    rows: Iterable[Row],
+def _parse_devices(
+    rows: Iterable[_Row],
     identity: NodeIdentity,
     node_labels: Sequence[str],
     known: Mapping[DeviceKey, DeviceRow] = _NO_DEVICES,
-) -> ParsedDevices:
+) -> _ParsedDevices:
     """Return the devices of an answer, with their nodes and the times of their last scrapes.
 
     If several series are about one device (its exporter was replaced, or the card moved to another
@@ -135,7 +135,7 @@ def parse_devices(
         known: devices of the previous answer; unchanged ones are returned as the same objects, to
             save memory.
     """
-    parsed = ParsedDevices()
+    parsed = _ParsedDevices()
     nodes: dict[tuple[str, ...], str | None] = {}
     for row in rows:
         labels = row["metric"]
@@ -213,15 +213,15 @@ class DeviceTable:
 
     def read_devices(
         self, rows: Rows, identity: NodeIdentity, node_labels: Sequence[str]
-    ) -> DeviceChanges:
-        """Apply an answer with the devices, as read by `parse_devices`."""
-        parsed = parse_devices(rows, identity, node_labels, self._rows)
+    ) -> _DeviceChanges:
+        """Apply an answer with the devices, as read by `_parse_devices`."""
+        parsed = _parse_devices(rows, identity, node_labels, self._rows)
         removed, added = self.update(parsed.devices)
         # Several rows of one device have no fixed order: their values decide which one counts.
         if len(rows) == len(self._rows):
             positions = map(self._positions.__getitem__, parsed.devices)
             self._device_templates.learn(rows.text, np.fromiter(positions, np.intp, len(rows)))
-        return DeviceChanges(
+        return _DeviceChanges(
             removed=removed,
             added=added,
             scraped=self.times(parsed.scraped),
@@ -230,13 +230,13 @@ class DeviceTable:
             unmatched_example=parsed.unmatched_example,
         )
 
-    def recognize_devices(self, text: Text) -> DeviceChanges | None:
+    def recognize_devices(self, text: Text) -> _DeviceChanges | None:
         """Read an answer with the same devices on the same nodes; None if no template matches."""
         vector = self._device_templates.read(text)
         scraped = None if vector is None else self.column_of_all(vector)
         if vector is None or scraped is None:
             return None
-        return DeviceChanges(scraped=scraped, evaluated_at=vector.evaluated_at)
+        return _DeviceChanges(scraped=scraped, evaluated_at=vector.evaluated_at)
 
     def update(self, devices: Mapping[DeviceKey, DeviceRow]) -> tuple[list[int], list[DeviceRow]]:
         """Replace the devices.

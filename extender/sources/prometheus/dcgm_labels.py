@@ -13,7 +13,7 @@ from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.dcgm_devices import device_key, number
 from extender.sources.prometheus.promql import EXPORTER_WORD, XID_LABEL
 
-Row = Mapping[str, Any]
+_Row = Mapping[str, Any]
 Tenants = dict[DeviceKey, tuple[str, ...]]
 
 # --- pods that hold a device ----------------------------------------------------------------------
@@ -24,7 +24,7 @@ Tenants = dict[DeviceKey, tuple[str, ...]]
 # there and looks held.
 
 
-def pods_of(rows: Iterable[Row], namespace_label: str, pod_label: str) -> set[str]:
+def pods_of(rows: Iterable[_Row], namespace_label: str, pod_label: str) -> set[str]:
     """Return the pods of an answer as `namespace/name`."""
     return {
         f"{row['metric'].get(namespace_label, '')}/{row['metric'][pod_label]}"
@@ -34,7 +34,7 @@ def pods_of(rows: Iterable[Row], namespace_label: str, pod_label: str) -> set[st
 
 
 def tenants_in(
-    rows: Iterable[Row], namespace_label: str, pod_label: str
+    rows: Iterable[_Row], namespace_label: str, pod_label: str
 ) -> dict[DeviceKey, set[str]]:
     """Return the pods by device, from labels that always name workloads."""
     tenants: dict[DeviceKey, set[str]] = {}
@@ -48,8 +48,8 @@ def tenants_in(
 
 
 def without_exporters(
-    rows: Iterable[Row], exporters: Container[str], exporter_names: Container[str]
-) -> list[Row]:
+    rows: Iterable[_Row], exporters: Container[str], exporter_names: Container[str]
+) -> list[_Row]:
     """Return the series without those whose `pod` is the exporter's own.
 
     Args:
@@ -111,13 +111,13 @@ PodShare = tuple[DeviceKey, str, int]
 """A device, a pod on it (`namespace/name`), and the device memory that the pod uses, in bytes."""
 
 
-def devices_in(rows: Iterable[Row]) -> list[DeviceKey]:
+def devices_in(rows: Iterable[_Row]) -> list[DeviceKey]:
     """Return the devices that an answer names."""
     keys = (device_key(row["metric"]) for row in rows)
     return [key for key in keys if key is not None]
 
 
-def shares_in(rows: Iterable[Row], metric: Metric) -> list[PodShare]:
+def shares_in(rows: Iterable[_Row], metric: Metric) -> list[PodShare]:
     """Return the memory that pods use on shared devices; of several shares the largest counts.
 
     Exporters from 4.8.2 on report the memory in use on shared devices by pod, and for the whole
@@ -158,7 +158,7 @@ _SEVERITIES: Final = np.array(
 equally severe XIDs, the cause comes before the report of a changed recovery action."""
 
 
-def xids_of(rows: Iterable[Row]) -> Iterator[tuple[DeviceKey, float]]:
+def xids_of(rows: Iterable[_Row]) -> Iterator[tuple[DeviceKey, float]]:
     """Return the most severe XID of each device; each row names one XID."""
     found: dict[DeviceKey, int] = {}
     for row in rows:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # A step says whether a device was active at any scrape in it. Activity between two scrapes is not
 # recorded, and a pause shorter than a step is not visible.
-USE_STEP_SECONDS: Final = 900.0
+_USE_STEP_SECONDS: Final = 900.0
 _USE_STEPS_PER_QUERY: Final = 8
 """Two hours per answer: ten megabytes for forty thousand devices."""
 _ACTIVITY_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
@@ -38,7 +38,7 @@ _TIMEOUT_FACTOR: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastUse:
+class _LastUse:
     """Last use of the devices that were not used in the latest step.
 
     Attributes:
@@ -59,7 +59,7 @@ def collect_use(
     now: float,
     seconds: float,
     active_from: float,
-) -> LastUse:
+) -> _LastUse:
     """Query step by step into the past until each device's last use is found.
 
     Args:
@@ -78,21 +78,21 @@ def collect_use(
         one for one in table_of(settings) if one.signal in _ACTIVITY_SIGNALS and one.name in names
     ]
     selector = promql.bare_selector(settings.selector)
-    steps = max(1, round(seconds / USE_STEP_SECONDS))
+    steps = max(1, round(seconds / _USE_STEP_SECONDS))
     unused: list[DeviceKey] | None = None
     found: dict[DeviceKey, tuple[float, bool]] = {}
     for first in range(0, steps, _USE_STEPS_PER_QUERY):
         # Newest first: most devices that are used at all were used a moment ago.
-        times: Column = now - USE_STEP_SECONDS * np.arange(
+        times: Column = now - _USE_STEP_SECONDS * np.arange(
             first, min(first + _USE_STEPS_PER_QUERY, steps), dtype=np.float64
         )
         highest: dict[DeviceKey, Column] = {} if unused is None else _missing(unused, len(times))
         for metric in metrics:
             rows = client.query_range(
-                promql.max_query(metric, selector, USE_STEP_SECONDS),
+                promql.max_query(metric, selector, _USE_STEP_SECONDS),
                 start=times[-1],
                 end=times[0],
-                step_seconds=USE_STEP_SECONDS,
+                step_seconds=_USE_STEP_SECONDS,
                 timeout_seconds=limit_seconds,
             )
             merge = partial(
@@ -106,15 +106,15 @@ def collect_use(
                 at = int(maybe_active[0])
                 is_unknown = bool(np.isnan(values[at]))
                 # After a step without data, perhaps only the end of the next step has samples.
-                found[key] = (float(times[at]) + USE_STEP_SECONDS * is_unknown, is_unknown)
+                found[key] = (float(times[at]) + _USE_STEP_SECONDS * is_unknown, is_unknown)
             else:
                 unused.append(key)
         if not unused:
             break
-    oldest = now - USE_STEP_SECONDS * steps
+    oldest = now - _USE_STEP_SECONDS * steps
     found |= dict.fromkeys(unused or (), (oldest, True))
     past_uses = {key: use for key, use in found.items() if use[0] < now}
-    return LastUse(
+    return _LastUse(
         devices=tuple(past_uses),
         used_at=np.array([at for at, _ in past_uses.values()], dtype=np.float64),
         is_guess=np.array([is_guess for _, is_guess in past_uses.values()], dtype=np.bool_),
@@ -152,7 +152,7 @@ def _merge_highest(
 def _values(row: Row, times: Column) -> Column:
     values = np.full(len(times), np.nan)
     for at, text in row["values"]:
-        position = round((times[0] - at) / USE_STEP_SECONDS)
+        position = round((times[0] - at) / _USE_STEP_SECONDS)
         if 0 <= position < len(times):
             values[position] = number(text)
     return values
@@ -160,7 +160,7 @@ def _values(row: Row, times: Column) -> Column:
 
 # --- readings that fill the windows ---------------------------------------------------------------
 
-Matrix = npt.NDArray[np.float32]
+_Matrix = npt.NDArray[np.float32]
 
 _MIN_STEP_SECONDS: Final = 60.0
 _MAX_STEPS: Final = 120
@@ -181,8 +181,8 @@ class PastReadings:
 
     times: Column
     devices: tuple[DeviceKey, ...]
-    utilization: Matrix
-    xid: Matrix | None
+    utilization: _Matrix
+    xid: _Matrix | None
 
 
 class _Grid:
@@ -191,7 +191,7 @@ class _Grid:
     def __init__(self, times: Column) -> None:
         self._times = times
         self._devices: dict[DeviceKey, int] = {}
-        self._matrices: dict[Signal, Matrix] = {}
+        self._matrices: dict[Signal, _Matrix] = {}
 
     @property
     def devices(self) -> tuple[DeviceKey, ...]:
@@ -219,7 +219,7 @@ class _Grid:
             converted = convert(values_of, metric.unit, metric.signal)
             matrix[some, steps] = np.fmax(matrix[some, steps], converted)
 
-    def matrix(self, signal: Signal) -> Matrix:
+    def matrix(self, signal: Signal) -> _Matrix:
         """Return the values of a signal, one row per device."""
         matrix = self._matrices.get(signal)
         missing = len(self._devices) - (0 if matrix is None else len(matrix))

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-PARALLEL_QUERIES = 4
+_PARALLEL_QUERIES = 4
 """Queries at the same time: Prometheus answers 20 by default, for all its clients."""
-MAX_ANSWER_MIB: Final = 256
+_MAX_ANSWER_MIB: Final = 256
 """Largest answer that is read: far above one metric of 40,000 GPUs with all its labels."""
 _CHUNK_BYTES: Final = 1 << 16
 _EXCERPT_CHARACTERS: Final = 200
@@ -240,9 +240,9 @@ class PrometheusClient:
             if not chunk:
                 return body
             body += chunk
-            if len(body) > MAX_ANSWER_MIB * _MIB:
+            if len(body) > _MAX_ANSWER_MIB * _MIB:
                 raise self._error(
-                    f"the answer is larger than {MAX_ANSWER_MIB} MiB",
+                    f"the answer is larger than {_MAX_ANSWER_MIB} MiB",
                     "narrow prometheus.selector",
                 )
             if time.monotonic() > self._deadline:
@@ -340,11 +340,11 @@ class QueryPool:
     def __init__(self, settings: "Prometheus") -> None:
         self._timeout_seconds = settings.timeout_seconds
         self._deadline = 0.0
-        self._clients = [PrometheusClient(settings) for _ in range(PARALLEL_QUERIES)]
+        self._clients = [PrometheusClient(settings) for _ in range(_PARALLEL_QUERIES)]
         self._idle_clients: queue.SimpleQueue[PrometheusClient] = queue.SimpleQueue()
         for client in self._clients:
             self._idle_clients.put(client)
-        self._threads = ThreadPoolExecutor(PARALLEL_QUERIES, thread_name_prefix="query")
+        self._threads = ThreadPoolExecutor(_PARALLEL_QUERIES, thread_name_prefix="query")
 
     @property
     def partial_answers(self) -> int:

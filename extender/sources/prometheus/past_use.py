@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 _LOOKBACK_SECONDS: Final = 24 * 3600.0
 _LIMIT_SECONDS: Final = 600.0
 """A day of forty thousand devices is twelve answers of ten megabytes per metric."""
-RETRY_DELAYS_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
-WAIT_SECONDS: Final = 1.0
+_RETRY_DELAYS_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
+_WAIT_SECONDS: Final = 1.0
 _MAX_WAITS: Final = 300
 """Number of waits for another query of the past: both at once would need too much memory."""
 
@@ -75,8 +75,8 @@ class PastUse:
         for _ in range(_MAX_WAITS):
             if not self._is_busy():
                 break
-            await asyncio.sleep(WAIT_SECONDS)
-        for delay_seconds in RETRY_DELAYS_SECONDS:
+            await asyncio.sleep(_WAIT_SECONDS)
+        for delay_seconds in _RETRY_DELAYS_SECONDS:
             await asyncio.sleep(delay_seconds)
             try:
                 count = await self._query()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STEP_SECONDS: Final = 60.0
-STEPS: Final = 61
+_STEPS: Final = 61
 _MAX_DEVICES: Final = 64
 """Limit for the devices in one query: some servers refuse longer queries."""
 _MAX_ANSWER_BYTES: Final = 4 << 20
@@ -39,7 +39,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9-]+")
 """UUIDs without special characters of regular expressions; all UUIDs of cards match."""
 
 
-Values = list[float | None]
+_Values = list[float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class PlottedHour:
     """
 
     times: tuple[float, ...] = ()
-    activity: Mapping[DeviceKey, Values] = field(default_factory=dict)
-    memory_bytes: Mapping[DeviceKey, Values] = field(default_factory=dict)
+    activity: Mapping[DeviceKey, _Values] = field(default_factory=dict)
+    memory_bytes: Mapping[DeviceKey, _Values] = field(default_factory=dict)
     error: str = ""
 
 
@@ -79,7 +79,7 @@ class PrometheusPlots:
 
     async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
         """Return the last hour of some devices, or an error."""
-        return await self.past(devices, seconds=_STEP_SECONDS * (STEPS - 1), steps=STEPS)
+        return await self.past(devices, seconds=_STEP_SECONDS * (_STEPS - 1), steps=_STEPS)
 
     async def past(
         self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
@@ -88,7 +88,7 @@ class PrometheusPlots:
         settings = self._settings()
         cards = sorted({uuid for uuid, _ in devices[:_MAX_DEVICES] if _PLAIN.fullmatch(uuid)})
         times = np.linspace(-seconds, 0.0, steps) + self._clock()
-        by_device: dict[Signal, dict[DeviceKey, Values]] = {signal: {} for signal in _SIGNALS}
+        by_device: dict[Signal, dict[DeviceKey, _Values]] = {signal: {} for signal in _SIGNALS}
         if cards:
             # One query at a time: a user who opens many nodes must not overload Prometheus.
             try:
@@ -109,7 +109,7 @@ class PrometheusPlots:
         )
 
 
-def _fill_gaps(preferred: Values | None, other: Values | None) -> Values:
+def _fill_gaps(preferred: _Values | None, other: _Values | None) -> _Values:
     """Return the values of a metric, with gaps filled from another: the metric may be new."""
     if preferred is None or other is None:
         return preferred or other or []
@@ -120,7 +120,7 @@ async def _query_all(
     settings: "Prometheus",
     cards: Sequence[str],
     times: Sequence[float],
-    by_device: Mapping[Signal, dict[DeviceKey, Values]],
+    by_device: Mapping[Signal, dict[DeviceKey, _Values]],
 ) -> None:
     """Query each metric of the signals, one after the other."""
     metrics = [metric for metric in table_of(settings) if metric.signal in by_device]
@@ -207,7 +207,7 @@ def _merge_rows(
     rows: Sequence[Mapping[str, object]],
     metric: Metric,
     times: Sequence[float],
-    by_device: dict[DeviceKey, Values],
+    by_device: dict[DeviceKey, _Values],
 ) -> None:
     """Merge the rows of one metric; of two values the higher one counts."""
     for row in rows:

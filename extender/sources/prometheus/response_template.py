@@ -21,7 +21,7 @@ from extender.core.devices.readings import Column
 
 Text = bytes | memoryview
 _Bytes = npt.NDArray[np.uint8]
-Positions = npt.NDArray[np.intp]
+_Positions = npt.NDArray[np.intp]
 
 _TIME_PREFIX: Final = b'},"value":['
 """Text before a row's time. No label contains it: its quotation marks would be escaped there."""
@@ -55,7 +55,7 @@ class Vector(NamedTuple):
         evaluated_at: time of evaluation, seconds since the epoch; None if unknown.
     """
 
-    positions: Positions
+    positions: _Positions
     values: Column
     evaluated_at: float | None
 
@@ -70,7 +70,7 @@ class _Gaps:
         fingerprint: the gaps, one after the other, or their fingerprint.
     """
 
-    rows: Positions
+    rows: _Positions
     length: int
     fingerprint: bytes
 
@@ -93,13 +93,13 @@ class _ResponseTemplate:
     first: bytes
     gaps: Sequence[_Gaps]
     last: bytes
-    lengths: Positions
+    lengths: _Positions
     marks: int
-    times: Positions
-    positions: Positions
+    times: _Positions
+    positions: _Positions
     fingerprint: Callable[[bytes], bytes]
 
-    def read(self, text: Text, marks: Positions) -> Vector | None:
+    def read(self, text: Text, marks: _Positions) -> Vector | None:
         """Read an answer; return None if it does not match.
 
         Args:
@@ -168,7 +168,7 @@ class ResponseTemplates:
         read = (template.read(text, marks) for template in self._templates)
         return next((vector for vector in read if vector is not None), None)
 
-    def learn(self, text: bytes, positions: Positions) -> None:
+    def learn(self, text: bytes, positions: _Positions) -> None:
         """Add a template of a parsed answer; `positions` has one item per row."""
         template = _build_template(text, positions, self._fingerprint)
         with self._lock:
@@ -202,7 +202,7 @@ def evaluated_at(text: bytes) -> float | None:
 
 
 def _build_template(
-    text: bytes, positions: Positions, fingerprint: Callable[[bytes], bytes]
+    text: bytes, positions: _Positions, fingerprint: Callable[[bytes], bytes]
 ) -> _ResponseTemplate | None:
     """Return the template of an answer; None if its text has an unexpected form."""
     start = text.find(_TIME_PREFIX) + len(_TIME_PREFIX)
@@ -243,7 +243,7 @@ def _time_at(text: Text, start: int) -> bytes:
     return match[0] if match else b""
 
 
-def _find_marks(text: Text) -> Positions:
+def _find_marks(text: Text) -> _Positions:
     """Return the positions of all marks in a text."""
     whole = np.frombuffer(text, dtype=np.uint8)
     starts = range(0, len(whole), _CHUNK_BYTES)
@@ -258,7 +258,7 @@ def _windows(text: Text, width: int) -> npt.NDArray[np.void]:
     return np.ndarray((count,), dtype=f"V{width}", buffer=text, strides=(1,))
 
 
-def _parse_values(text: Text, starts: Positions, ends: Positions) -> Column:
+def _parse_values(text: Text, starts: _Positions, ends: _Positions) -> Column:
     """Parse the numbers between these positions.
 
     Raises:

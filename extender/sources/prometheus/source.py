@@ -31,7 +31,7 @@ _SOURCE = "prometheus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundReport:
+class _RoundReport:
     """Result of a round besides readings.
 
     Attributes:
@@ -59,7 +59,7 @@ class ReadingsBuilder:
         self._devices: tuple[DeviceInfo, ...] = ()
         self._tenants: dict[DeviceKey, tuple[str, ...]] = {}
 
-    async def apply(self, answer: Sequence[Frame], at: float) -> tuple[Readings, RoundReport]:
+    async def apply(self, answer: Sequence[Frame], at: float) -> tuple[Readings, _RoundReport]:
         """Apply one complete answer.
 
         Args:
@@ -99,7 +99,7 @@ class ReadingsBuilder:
             unmatched_series=last.header["unmatched_series"],
             unmatched_example=last.header["unmatched_example"],
         )
-        report = RoundReport(
+        report = _RoundReport(
             unmatched_series=readings.unmatched_series,
             unmatched_example=readings.unmatched_example,
             failed=last.header["failed"],
@@ -145,7 +145,7 @@ def _device_info(row: Sequence[object]) -> DeviceInfo:
     )
 
 
-async def read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
+async def _read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
     """Yield the past readings of some devices at a time; `answer` is used up."""
     first, *parts = answer
     times = np.array(first.header["times"], dtype=np.float64)
@@ -319,7 +319,7 @@ class PrometheusSource:
             self._note_failure(f"{type(error).__name__}: {error}", loop.time() - started)
 
     async def _deliver_round(
-        self, readings: Readings, report: RoundReport, round_seconds: float
+        self, readings: Readings, report: _RoundReport, round_seconds: float
     ) -> None:
         if report.failed and not readings.columns:
             raise PrometheusError(next(iter(report.failed.values())))
@@ -328,7 +328,7 @@ class PrometheusSource:
 
     async def _query_round(
         self, identity: NodeIdentity, now: float
-    ) -> tuple[Readings, RoundReport]:
+    ) -> tuple[Readings, _RoundReport]:
         if not self._worker.is_running:
             self._builder = ReadingsBuilder()  # a new process has no state
             self._sent_identity = None
@@ -361,7 +361,7 @@ class PrometheusSource:
         if before.last_error != error:
             logger.warning("no readings from prometheus", extra={"error": error})
 
-    def _note_success(self, readings: Readings, report: RoundReport, round_seconds: float) -> None:
+    def _note_success(self, readings: Readings, report: _RoundReport, round_seconds: float) -> None:
         before = self._status
         self._status = replace(
             before,
@@ -384,7 +384,7 @@ class PrometheusSource:
         for delay_seconds in (0.0, *_HISTORY_RETRY_SECONDS):
             await asyncio.sleep(delay_seconds)
             try:
-                async for past in read_history(await self._query_history()):
+                async for past in _read_history(await self._query_history()):
                     await self._deliver_history(past)
             except (PrometheusError, WorkerError) as error:
                 logger.warning("no past readings from prometheus", extra={"error": str(error)})
@@ -413,7 +413,7 @@ class PrometheusSource:
         return answer
 
 
-def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: RoundReport) -> None:
+def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _RoundReport) -> None:
     """Log each change of the status once."""
     if before.last_error or before.last_success_at is None:
         logger.info("readings from prometheus", extra={"devices": now.devices})

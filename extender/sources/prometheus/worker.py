@@ -42,7 +42,7 @@ _FULL_COLLECTION_INTERVAL: Final = 30
 _YOUNGER, _OLDEST = 1, 2
 """Generations of the garbage collector: objects since the last collection, and all objects."""
 
-ITEMS_PER_FRAME: Final = 500
+_ITEMS_PER_FRAME: Final = 500
 """Devices per frame: the extender converts this many to records within two milliseconds."""
 
 
@@ -77,7 +77,7 @@ def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
     The extender then starts a new one.
     """
     try:
-        settings = read_settings(requests.get().header)
+        settings = _read_settings(requests.get().header)
         collector = Collector(settings)
         identity = NodeIdentity()
         answered = count(1)
@@ -107,7 +107,7 @@ def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
         os._exit(1)
 
 
-def read_settings(header: Mapping[str, Any]) -> "Prometheus":
+def _read_settings(header: Mapping[str, Any]) -> "Prometheus":
     """Read the settings that the extender sent; it has validated them.
 
     They are not parsed by `Prometheus`, because pydantic would be a fifth of this process's memory.
@@ -182,10 +182,10 @@ def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[
         return
     finally:
         client.close()
-    yield from past_frames(past)
+    yield from _past_frames(past)
 
 
-def past_frames(past: PastReadings) -> Iterator[Frame]:
+def _past_frames(past: PastReadings) -> Iterator[Frame]:
     """Encode past readings: the times, then the values of some devices per frame."""
     matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
     yield Frame(
@@ -226,7 +226,7 @@ def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[F
 
 def _parts(items: Sequence[_T]) -> Iterator[list[_T]]:
     rest = iter(items)
-    while part := list(islice(rest, ITEMS_PER_FRAME)):
+    while part := list(islice(rest, _ITEMS_PER_FRAME)):
         yield part
 
 

@@ -21,7 +21,7 @@ _MAX_REASON: Final = 500
 _SIMILAR: Final = frozenset({"owner", "images"})
 """Similarity that is enough to write an annotation; equal requests alone are not."""
 
-MeasuredLike = Callable[[Kin], tuple[str, list[int]] | None]
+_MeasuredLike = Callable[[Kin], tuple[str, list[int]] | None]
 """Returns the memory of the most similar pods in bytes, and the key that they share."""
 
 
@@ -37,7 +37,7 @@ class Proposals:
         largest_card: returns the memory of the cluster's largest card in bytes, 0 if unknown.
     """
 
-    def __init__(self, measured_like: MeasuredLike, largest_card: Callable[[], int]) -> None:
+    def __init__(self, measured_like: _MeasuredLike, largest_card: Callable[[], int]) -> None:
         self._measured_like = measured_like
         self._largest_card = largest_card
         self._throttle = LogThrottle()

@@ -40,14 +40,14 @@ scheduler's `addedAffinity` requires it."""
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 _UNREADABLE: Final = "idlegpu could not read this pod; it is created unchanged"
 
-MAX_BODY_BYTES: Final = 4 << 20
+_MAX_BODY_BYTES: Final = 4 << 20
 """Maximum size of a review: etcd stores objects of at most 1.5 MiB, and the API server reads at
 most 3 MiB."""
-MAX_READING: Final = 64
-MAX_READING_EACH: Final = 16
+_MAX_READING: Final = 64
+_MAX_READING_EACH: Final = 16
 """Maximum number of reviews that are read at once, in total and from one address. Any client that
 reaches the port may send many of them, slowly."""
-READ_SECONDS: Final = 5.0
+_READ_SECONDS: Final = 5.0
 """Time limit for reading a review: the API server no longer waits for an answer afterwards."""
 
 _LEASE_CHECK_SECONDS: Final = 2.0
@@ -63,7 +63,7 @@ _API_VERSION: Final = "admission.k8s.io/v1"
 _KIND: Final = "AdmissionReview"
 
 _MAX_WARNINGS: Final = 3
-MAX_WARNING: Final = 250
+_MAX_WARNING: Final = 250
 """Maximum length of a warning: the API server truncates longer ones."""
 
 
@@ -94,7 +94,7 @@ class Review:
     pod: Mapping[str, object]
 
 
-def decode_review(body: bytes) -> Review:
+def _decode_review(body: bytes) -> Review:
     """Decode a review.
 
     Raises:
@@ -131,7 +131,7 @@ def decode_review(body: bytes) -> Review:
     return Review(uid=uid, namespace=text_of(request.get("namespace")), pod=pod)
 
 
-def patch_pod(
+def _patch_pod(
     pod: Mapping[str, object], *, scheduler: str, taint_key: str
 ) -> Sequence[Mapping[str, object]]:
     """Return the JSON patch that sets a pod's scheduler and tolerates the taint of its nodes.
@@ -183,7 +183,7 @@ def _patch_annotations(
     ]
 
 
-def encode_answer(
+def _encode_answer(
     uid: str, *, patch: Sequence[Mapping[str, object]] = (), warnings: Sequence[str] = ()
 ) -> bytes:
     """Encode an answer that allows the pod, changed or unchanged.
@@ -198,7 +198,7 @@ def encode_answer(
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(orjson.dumps(patch)).decode()
     if warnings:
-        response["warnings"] = [text[:MAX_WARNING] for text in warnings[:_MAX_WARNINGS]]
+        response["warnings"] = [text[:_MAX_WARNING] for text in warnings[:_MAX_WARNINGS]]
     return orjson.dumps({"apiVersion": _API_VERSION, "kind": _KIND, "response": response})
 
 
@@ -409,7 +409,7 @@ class AdmissionWebhook:
 
     def build_app(self, middlewares: Iterable[Middleware] = ()) -> web.Application:
         """Return the application that the API server calls."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=middlewares)
         app.add_routes([web.post(PATH, self._admit)])
         return app
 
@@ -420,17 +420,17 @@ class AdmissionWebhook:
     async def _admit(self, request: web.Request) -> web.Response:
         uid = ""
         try:
-            review = decode_review(await self._read(request))
+            review = _decode_review(await self._read(request))
             uid = review.uid
             outcome, answer = self.decide(review)
         except ReviewError as error:
             self._log_unreadable(request, str(error))
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, error.uid)
         except TimeoutError:
-            self._log_unreadable(request, f"the body did not arrive within {READ_SECONDS:g} s")
+            self._log_unreadable(request, f"the body did not arrive within {_READ_SECONDS:g} s")
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except web.HTTPRequestEntityTooLarge:
-            self._log_unreadable(request, f"the body is larger than {MAX_BODY_BYTES} bytes")
+            self._log_unreadable(request, f"the body is larger than {_MAX_BODY_BYTES} bytes")
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except Exception as error:
             unlogged = self._throttle.due("fault", type(error).__name__)
@@ -457,14 +457,14 @@ class AdmissionWebhook:
             TimeoutError: the body does not arrive in time.
         """
         reading, address = self._reading, request.remote
-        if reading[address] >= MAX_READING_EACH or reading.total() >= MAX_READING:
+        if reading[address] >= _MAX_READING_EACH or reading.total() >= _MAX_READING:
             raise ReviewError(
                 f"too many reviews at once: {reading[address]} of {reading.total()} are from this "
                 "address"
             )
         reading[address] += 1
         try:
-            async with asyncio.timeout(READ_SECONDS):
+            async with asyncio.timeout(_READ_SECONDS):
                 return await request.read()
         finally:
             reading[address] -= 1
@@ -481,13 +481,13 @@ class AdmissionWebhook:
         else:
             outcome = self._decide_gpu_pod(review.pod)
         if outcome is not AdmissionOutcome.SET:
-            return outcome, encode_answer(review.uid)
+            return outcome, _encode_answer(review.uid)
         problems = [problem.message for problem in parsed.problems]
-        patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
+        patch = _patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
         if self._proposals is not None and parsed.request is not None:
             proposed = self._proposals.annotations_for(review.pod, review.namespace, parsed.request)
             patch = [*patch, *_patch_annotations(review.pod, proposed)]
-        return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
+        return outcome, _encode_answer(review.uid, patch=patch, warnings=problems)
 
     def _decide_gpu_pod(self, pod: Mapping[str, object]) -> AdmissionOutcome:
         spec = mapping_of(pod.get("spec"))
@@ -504,7 +504,7 @@ class AdmissionWebhook:
 
 
 def _unchanged(outcome: AdmissionOutcome, uid: str) -> tuple[AdmissionOutcome, bytes]:
-    return outcome, encode_answer(uid, warnings=[_UNREADABLE])
+    return outcome, _encode_answer(uid, warnings=[_UNREADABLE])
 
 
 def build_webhook(

@@ -122,42 +122,42 @@ def test_a_ledger_that_is_empty_again_has_no_overlays() -> None:
 
 def test_more_pods_than_a_scheduler_can_place_are_not_counted() -> None:
     made = Ledger()
-    for number in range(assumed_pods.MOST_PODS + 1_000):
+    for number in range(assumed_pods._MOST_PODS + 1_000):
         made.assume(assumption(f"p{number}", f"n{number % 50}"))
 
-    assert len(made) == assumed_pods.MOST_PODS
+    assert len(made) == assumed_pods._MOST_PODS
     made.expire(100.0)
     assert (len(made), counted(made)) == (0, {})
 
 
 def test_no_node_gets_more_pods_than_a_kubelet_runs_unless_nominated() -> None:
     made = Ledger()
-    for number in range(assumed_pods.MOST_ON_NODE + 10):
+    for number in range(assumed_pods._MOST_ON_NODE + 10):
         made.assume(assumption(f"p{number}"))
     made.assume(assumption("nominated", expires_at=None))
 
-    assert len(counted(made)["node"]) == assumed_pods.MOST_ON_NODE + 1
+    assert len(counted(made)["node"]) == assumed_pods._MOST_ON_NODE + 1
     made.assume(assumption("p0"))  # a pod that counts already may be answered again
-    assert len(counted(made)["node"]) == assumed_pods.MOST_ON_NODE + 1
+    assert len(counted(made)["node"]) == assumed_pods._MOST_ON_NODE + 1
 
 
 def test_a_pod_that_moves_to_a_node_that_is_full_counts_nowhere() -> None:
     made = ledger(assumption("moves", "other"))
-    for number in range(assumed_pods.MOST_ON_NODE):
+    for number in range(assumed_pods._MOST_ON_NODE):
         made.assume(assumption(f"p{number}"))
 
     made.assume(assumption("moves"))
 
     assert made.get("moves") is None
     assert list(counted(made)) == ["node"]
-    assert len(counted(made)["node"]) == assumed_pods.MOST_ON_NODE
+    assert len(counted(made)["node"]) == assumed_pods._MOST_ON_NODE
 
 
 def test_pods_of_more_resources_than_a_cluster_has_are_not_counted() -> None:
     made = Ledger()
-    for number in range(assumed_pods.MOST_RESOURCES + 10):
+    for number in range(assumed_pods._MOST_RESOURCES + 10):
         made.assume(assumption(f"p{number}", resources=((f"mig-{number}", 1),)))
 
-    assert len(made.overlays(without="")) == assumed_pods.MOST_RESOURCES
+    assert len(made.overlays(without="")) == assumed_pods._MOST_RESOURCES
     made.expire(100.0)
     assert made.overlays(without="") == {}

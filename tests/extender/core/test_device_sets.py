@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.decision.scoring import GPU, UNITS
-from extender.core.devices.topology import SWITCH, UNKNOWN, DeviceSets, Place, device_sets
+from extender.core.devices.topology import _SWITCH, _UNKNOWN, DeviceSets, Place, device_sets
 from extender.core.nodes.topology_manager import Alignment, alignment_by, alignment_on
 from extender.core.policy import Strategy
 from extender.core.request.gpu_resources import ContainerDevices, ResourceNames, list_containers
@@ -60,7 +60,7 @@ def test_quads_and_pairs_of_a_hybrid_cube_mesh_are_found() -> None:
 
 
 def test_an_nvswitch_joins_all_gpus_on_it() -> None:
-    places = [Place(uuid=str(at), nvlink_peers=(SWITCH,)) for at in range(8)]
+    places = [Place(uuid=str(at), nvlink_peers=(_SWITCH,)) for at in range(8)]
 
     assert device_sets(places).joined == (255, 0, 0, 0, 0, 0, 0, 0)
 
@@ -78,9 +78,9 @@ def test_gpus_of_each_numa_node_form_a_set() -> None:
 
 
 def test_nothing_is_known_without_places_or_of_very_wide_nodes() -> None:
-    assert device_sets([None, None]) == UNKNOWN
-    assert device_sets([Place(uuid=str(at), numa_node=0) for at in range(60)]) == UNKNOWN
-    wide = [Place(uuid=str(at), nvlink_peers=(SWITCH,)) for at in range(20)]
+    assert device_sets([None, None]) == _UNKNOWN
+    assert device_sets([Place(uuid=str(at), numa_node=0) for at in range(60)]) == _UNKNOWN
+    wide = [Place(uuid=str(at), nvlink_peers=(_SWITCH,)) for at in range(20)]
     assert device_sets(wide).joined == ()
 
 

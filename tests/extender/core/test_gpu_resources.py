@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.request.gpu_resources import NO_NAMES, ResourceNames
+from extender.core.request.gpu_resources import _NO_NAMES, ResourceNames
 
 GPU, SMALL = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 ANY, MIG = "nvidia.com/*", "nvidia.com/mig-*"
@@ -15,7 +15,7 @@ ANY, MIG = "nvidia.com/*", "nvidia.com/mig-*"
         pytest.param((GPU,), (MIG, GPU), False, (GPU,), id="more"),
         pytest.param((ANY,), (SMALL, GPU), True, (SMALL, GPU), id="narrower"),
         pytest.param((GPU,), (ANY,), False, (GPU,), id="wider"),
-        pytest.param((GPU,), ("amd.com/gpu",), False, NO_NAMES, id="others"),
+        pytest.param((GPU,), ("amd.com/gpu",), False, _NO_NAMES, id="others"),
     ],
 )
 def test_resources_by_both_lists_are_shared(

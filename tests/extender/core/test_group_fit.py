@@ -13,17 +13,17 @@ from extender.core.decision.decision import Decision, decide
 from extender.core.decision.device_sets import JOINED
 from extender.core.decision.evaluation import Overlay
 from extender.core.decision.filtering import Code
-from extender.core.decision.group_fit import GroupNeed, Topology, budget
+from extender.core.decision.group_fit import GroupNeed, Topology, _budget
 from extender.core.decision.scoring import (
+    _MOST_SHARED_STRANDED,
+    _MOST_STRANDED,
+    _SHARED_FULLNESS,
+    _STRANDED,
     FIT,
     LOAD,
     MOST_FIT,
-    MOST_SHARED_STRANDED,
-    MOST_STRANDED,
     PRICE,
     SHARED,
-    SHARED_FULLNESS,
-    STRANDED,
     UNITS,
 )
 from extender.core.nodes.snapshot import Tenant
@@ -252,13 +252,13 @@ def test_too_small_cards_hold_no_pod_of_the_group() -> None:
 
 
 def test_fit_and_nearness_never_outweigh_certainty() -> None:
-    whole = 2 * STRANDED * MOST_STRANDED + MOST_FIT + LOAD
-    packed = 2 * STRANDED * MOST_SHARED_STRANDED + SHARED_FULLNESS * MOST_FIT + LOAD
+    whole = 2 * _STRANDED * _MOST_STRANDED + MOST_FIT + LOAD
+    packed = 2 * _STRANDED * _MOST_SHARED_STRANDED + _SHARED_FULLNESS * MOST_FIT + LOAD
 
     for mode in PriceMode:
         price = PRICE if mode is PriceMode.PREFER else 0
         for fit in (SHARED, whole, packed):
-            assert fit + price + JOINED + budget(mode) < FIT
+            assert fit + price + JOINED + _budget(mode) < FIT
 
 
 sizes = st.integers(2, 12)

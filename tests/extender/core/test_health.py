@@ -9,8 +9,8 @@ import pytest
 from extender.core.decision.health import (
     HealthColumns,
     Sign,
+    _encode,
     decode,
-    encode,
     ill_health,
     judge,
     words,
@@ -170,7 +170,7 @@ def test_the_most_severe_cause_is_reported(values: dict[str, Any], cause: str) -
 
 
 def test_xids_are_described_in_words() -> None:
-    described = {xid: words(int(encode(Sign.XID, xid))) for xid in range(200)}
+    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in range(200)}
     named = {
         46: "GPU stopped processing",
         48: "double-bit memory error",
@@ -299,14 +299,14 @@ def telemetry(**changes: Any) -> Telemetry:
     ],
 )
 def test_ill_health_states_its_consequence(effect: dict[str, object], words_before: str) -> None:
-    cause = np.array([encode(Sign.XID, 79), encode(Sign.NONE)])
+    cause = np.array([_encode(Sign.XID, 79), _encode(Sign.NONE)])
     seen = telemetry(cause=cause, **effect)
 
     assert ill_health(seen, 0) == f"{words_before}XID 79: fallen off the bus"
 
 
 def test_a_device_that_another_excludes_names_the_other() -> None:
-    cause = np.array([encode(Sign.XID, 79), encode(Sign.SIBLING, 0)])
+    cause = np.array([_encode(Sign.XID, 79), _encode(Sign.SIBLING, 0)])
     seen = telemetry(cause=cause, is_excluded=np.array([True, True]))
 
     fault = "has XID 79: fallen off the bus"

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.nodes.node_index import FEW_BYTES, FEW_NAMES, NodeIndex
+from extender.core.nodes.node_index import _FEW_BYTES, _FEW_NAMES, NodeIndex
 from extender.core.nodes.node_names import MOST_STRANGERS, NamesAt
 from extender.core.steps import finish
 from tests.extender.core.name_lists import node_names, written
@@ -45,7 +45,7 @@ def test_a_roll_finds_many_names_in_a_text() -> None:
 
     numbered = asked_of(node_index, NODES[::-1])
 
-    assert len(written(NODES)) >= FEW_BYTES
+    assert len(written(NODES)) >= _FEW_BYTES
     assert list(numbered) == NODES[::-1]
     assert node_index.number(numbered) is numbered
 
@@ -116,7 +116,7 @@ def test_names_stay_names_if_most_are_unknown_to_the_index() -> None:
     node_index = NodeIndex(NODES, {})
     others = tuple(f"other-{at:03}" for at in range(MOST_STRANGERS + 1))
 
-    assert len(others) >= FEW_NAMES
+    assert len(others) >= _FEW_NAMES
     assert node_index.number(others) is others
 
 

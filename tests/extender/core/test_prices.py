@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Policy, PriceMode, Prices, Strategy
-from extender.core.prices import SPOT_LABELS, PriceList
+from extender.core.prices import _SPOT_LABELS, PriceList
 from testkit.builders import request
 from testkit.world import BUSY, World
 
@@ -26,7 +26,7 @@ def labelled(**labels: str) -> NodeRecord:
         (labelled(), 2.5),
         (labelled(pool="old"), 0.3),
         (replace(labelled(pool="old"), name="gift"), 0.0),
-        *((labelled(**{key: value}), 1.0) for key, value in SPOT_LABELS),
+        *((labelled(**{key: value}), 1.0) for key, value in _SPOT_LABELS),
         (labelled(**{"karpenter.sh/capacity-type": "on-demand"}), 2.5),
         (labelled(pool="old", **{"karpenter.sh/capacity-type": "spot"}), 0.3),
     ],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.quantity import MAX_VALUE, parse_bytes, parse_count, parse_quantity
+from extender.core.quantity import _MAX_VALUE, parse_bytes, parse_count, parse_quantity
 
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -29,8 +29,8 @@ decimals = st.decimals(min_value=0, max_value=10**6, allow_nan=False, places=3)
         pytest.param(7, Fraction(7), id="bare JSON integer"),
         pytest.param(1.5, Fraction(3, 2), id="bare JSON number"),
         pytest.param(1e16, Fraction(10**16), id="JSON number that Python writes as 1e+16"),
-        pytest.param("100E", Fraction(MAX_VALUE), id="capped as Kubernetes does"),
-        pytest.param(10**30, Fraction(MAX_VALUE), id="huge integer is capped"),
+        pytest.param("100E", Fraction(_MAX_VALUE), id="capped as Kubernetes does"),
+        pytest.param(10**30, Fraction(_MAX_VALUE), id="huge integer is capped"),
     ],
 )
 def test_a_quantity_is_exact(text: object, value: Fraction) -> None:
@@ -85,7 +85,7 @@ def test_a_huge_exponent_is_refused_at_once(text: str) -> None:
 @given(decimals, st.sampled_from(sorted(BINARY)))
 def test_binary_suffixes_multiply_by_powers_of_1024(number: Decimal, suffix: str) -> None:
     assert parse_quantity(f"{number:f}{suffix}") == Fraction(number) * BINARY[suffix] or (
-        Fraction(number) * BINARY[suffix] > MAX_VALUE
+        Fraction(number) * BINARY[suffix] > _MAX_VALUE
     )
 
 
@@ -94,7 +94,7 @@ def test_decimal_suffixes_equal_their_exponents(number: Decimal, suffix: str) ->
     assert parse_quantity(f"{number:f}{suffix}") == parse_quantity(f"{number:f}e{DECIMAL[suffix]}")
 
 
-@given(st.integers(0, MAX_VALUE))
+@given(st.integers(0, _MAX_VALUE))
 def test_a_count_survives_writing_and_reading(count: int) -> None:
     assert parse_count(str(count)) == count
     assert parse_bytes(count) == count
@@ -119,4 +119,4 @@ def test_any_input_is_a_quantity_or_a_value_error(value: object) -> None:
     with contextlib.suppress(ValueError):
         quantity = parse_quantity(value)
 
-    assert abs(quantity) <= MAX_VALUE
+    assert abs(quantity) <= _MAX_VALUE

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.annotations import Annotation, read_memory
-from extender.core.request.gpu_resources import MAX_COUNT, ResourceNames, count_devices
+from extender.core.request.gpu_resources import _MAX_COUNT, ResourceNames, count_devices
 from extender.core.request.request import (
     GpuRequest,
     ParsedRequest,
@@ -108,7 +108,7 @@ def test_plain_gpu_pod_requests_one_gpu_with_defaults() -> None:
         ),
         pytest.param(pod(container({GPU: 3})), 3, id="a bare JSON number"),
         pytest.param(pod(container({GPU: "1500m"})), 2, id="rounded up as Kubernetes does"),
-        pytest.param(pod(container({GPU: "1e18"})), MAX_COUNT, id="an absurd count is held"),
+        pytest.param(pod(container({GPU: "1e18"})), _MAX_COUNT, id="an absurd count is held"),
     ],
 )
 def test_effective_count_matches_kubernetes(raw: Json, count: int) -> None:

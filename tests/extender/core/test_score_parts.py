@@ -5,15 +5,15 @@ from hypothesis import given, settings
 
 from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.score_parts import (
+    _CALM,
+    _DOUBT,
+    _FULLNESS,
+    _NUMBER,
     BAND,
-    CALM,
     CERTAINTY,
-    DOUBT,
     EARLY_FAILURES,
-    FULLNESS,
     ILL_HEALTH,
     MODEL,
-    NUMBER,
     ROOM,
     Breakdown,
 )
@@ -75,7 +75,7 @@ def test_the_parts_come_to_the_score_of_the_decision_itself() -> None:
 def test_the_parts_are_the_digits_of_the_order() -> None:
     idle, full = verdicts({"idle": node(gpu()), "full": node(busy())}, request())
 
-    assert names(idle) == names(full) == [BAND, MODEL, ROOM, CERTAINTY, FULLNESS, *CALM.values()]
+    assert names(idle) == names(full) == [BAND, MODEL, ROOM, CERTAINTY, _FULLNESS, *_CALM.values()]
     assert [part.value for part in idle.parts[:4]] == [1.0] * 4
     assert [part.value for part in full.parts[:4]] == [0.0, 1.0, 1.0, 0.0]
 
@@ -95,11 +95,11 @@ def test_reason_names_the_strategy_or_the_load_of_shares() -> None:
         return names(verdict)[4:]
 
     for strategy, fit in [
-        (Strategy.AUTO, FULLNESS), (Strategy.PACK, FULLNESS), (Strategy.SPREAD, NUMBER)
+        (Strategy.AUTO, _FULLNESS), (Strategy.PACK, _FULLNESS), (Strategy.SPREAD, _NUMBER)
     ]:  # fmt: skip
-        assert names_of(node(gpu(), gpu(used=1)), strategy) == [fit, *CALM.values()]
-    assert names_of(shared(), Strategy.AUTO) == list(CALM.values())
-    assert names_of(shared(), Strategy.PACK) == [FULLNESS, *CALM.values()]
+        assert names_of(node(gpu(), gpu(used=1)), strategy) == [fit, *_CALM.values()]
+    assert names_of(shared(), Strategy.AUTO) == list(_CALM.values())
+    assert names_of(shared(), Strategy.PACK) == [_FULLNESS, *_CALM.values()]
 
 
 def test_unknown_state_health_and_failures_each_reduce_certainty() -> None:
@@ -108,7 +108,7 @@ def test_unknown_state_health_and_failures_each_reduce_certainty() -> None:
     (verdict,) = verdicts(fleet, request())
 
     assert [(one.name, one.keeps) for one in verdict.factors] == [
-        (DOUBT, 0.5),
+        (_DOUBT, 0.5),
         (ILL_HEALTH, 0.875),
         (EARLY_FAILURES, 0.5),
     ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.scoring import WEIGHTS, unknown_score
+from extender.core.decision.scoring import _WEIGHTS, unknown_score
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request.request import GpuRequest
 from testkit.builders import (
@@ -41,7 +41,7 @@ def best_first(nodes: dict[str, Node], requested: GpuRequest | None = None) -> l
 
 
 def test_the_weights_sum_to_one() -> None:
-    assert sum(WEIGHTS.shares.values()) == pytest.approx(1.0)
+    assert sum(_WEIGHTS.shares.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

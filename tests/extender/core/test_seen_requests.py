@@ -5,10 +5,10 @@ import pytest
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.seen_requests import (
-    HALF_LIFE,
-    LEAST,
-    MAX_KINDS,
-    MAX_RESOURCES,
+    _HALF_LIFE,
+    _LEAST,
+    _MAX_KINDS,
+    _MAX_RESOURCES,
     RequestKind,
     RequestTable,
     SeenRequests,
@@ -29,7 +29,7 @@ def table_of(*counts: tuple[RequestKind, int]) -> RequestTable:
 
 def test_a_pod_counts_with_its_devices_cpu_memory_and_models() -> None:
     table = RequestTable()
-    for _ in range(int(LEAST) + 1):
+    for _ in range(int(_LEAST) + 1):
         table.note(
             PodRecord(
                 uid="1",
@@ -46,7 +46,7 @@ def test_a_pod_counts_with_its_devices_cpu_memory_and_models() -> None:
 
 
 def test_few_requests_do_not_count() -> None:
-    assert not table_of((ONE, int(LEAST) - 1)).publish()
+    assert not table_of((ONE, int(_LEAST) - 1)).publish()
 
 
 def test_requests_count_by_their_share() -> None:
@@ -88,24 +88,24 @@ def test_cleared_requests_no_longer_count() -> None:
 
 
 def test_old_requests_fade() -> None:
-    seen = table_of((EIGHT, 1000), (ONE, int(3 * HALF_LIFE))).publish()[GPU]
+    seen = table_of((EIGHT, 1000), (ONE, int(3 * _HALF_LIFE))).publish()[GPU]
 
     assert dict(zip(seen.kinds, seen.shares, strict=True))[EIGHT] < 0.1
 
 
 def test_the_table_is_bounded() -> None:
     table = RequestTable()
-    for number in range(3 * MAX_KINDS):
+    for number in range(3 * _MAX_KINDS):
         for _ in range(20):
             table.add(GPU, RequestKind(1, millicores=number))
-    for number in range(3 * MAX_RESOURCES):
+    for number in range(3 * _MAX_RESOURCES):
         for _ in range(20):
             table.add(f"nvidia.com/mig-{number}", ONE)
 
     published = table.publish()
 
-    assert len(published) <= MAX_RESOURCES
-    assert all(len(seen.kinds) <= MAX_KINDS for seen in published.values())
+    assert len(published) <= _MAX_RESOURCES
+    assert all(len(seen.kinds) <= _MAX_KINDS for seen in published.values())
 
 
 def test_weights_stay_finite_over_millions_of_requests() -> None:

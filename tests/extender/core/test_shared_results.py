@@ -6,7 +6,7 @@ from extender.core.decision import assessment
 from extender.core.decision.assessment import assess
 from extender.core.decision.evaluation import estimates
 from extender.core.policy import Policy
-from extender.core.shared_results import MAX_RESULTS, SharedResults
+from extender.core.shared_results import _MAX_RESULTS, SharedResults
 from testkit.builders import GIB, batch_of, busy, device_request, gpu, node
 
 
@@ -35,7 +35,7 @@ def test_without_a_key_nothing_is_cached() -> None:
 
 def test_the_least_recently_used_result_is_evicted_when_full() -> None:
     results = SharedResults()
-    for number in range(MAX_RESULTS):
+    for number in range(_MAX_RESULTS):
         results.get(number, give(str(number)))
     results.get(0, refuse)
 

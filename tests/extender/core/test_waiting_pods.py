@@ -9,7 +9,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import ParsedRequest, parse_request
-from extender.core.request.waiting_pods import REMEMBERED, WaitingRequests
+from extender.core.request.waiting_pods import _REMEMBERED, WaitingRequests
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.kube_objects import GPU, Object, pod
 
@@ -103,7 +103,7 @@ def test_other_settings_are_read_by_at_once() -> None:
 def test_the_cache_is_bounded() -> None:
     requests, record = WaitingRequests(), record_of(pod("p"))
     first = requests.read(record, POLICY)
-    for number in range(REMEMBERED):
+    for number in range(_REMEMBERED):
         requests.read(replace(record, nominated_node=f"n{number}"), POLICY)
 
     again = requests.read(record, POLICY)

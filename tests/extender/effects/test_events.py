@@ -13,7 +13,7 @@ from extender.effects.events import (
     EventSettings,
     EventType,
     EventWriter,
-    event_name,
+    _event_name,
 )
 from extender.kube.client import KubeClient
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
@@ -83,7 +83,7 @@ async def test_a_bad_annotation_becomes_a_warning_on_the_pod(
                 "apiVersion": "events.k8s.io/v1",
                 "kind": "Event",
                 "metadata": {
-                    "name": event_name(
+                    "name": _event_name(
                         POD, EventType.WARNING, "InvalidAnnotation", PROBLEM.message
                     ),
                     "namespace": "ns",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.effects.peers import WINDOW_SECONDS, Delay
+from extender.effects.peers import _WINDOW_SECONDS, Delay
 
 APART = 12_345.0
 """Offset of the local clock from the other replica's."""
@@ -26,7 +26,7 @@ def test_delay_is_kept_across_windows() -> None:
     delay = Delay()
     measured(delay, 0.0, 0.0)
 
-    assert measured(delay, WINDOW_SECONDS + 1.0, 0.5) == pytest.approx(0.5)
+    assert measured(delay, _WINDOW_SECONDS + 1.0, 0.5) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("jump", [-60.0, 60.0], ids=["we stood still", "they stood still"])
@@ -38,14 +38,16 @@ def test_a_changed_clock_offset_is_soon_estimated_again(jump: float) -> None:
     apart = APART + jump
     found = [measured(delay, float(at), 0.0, apart=apart) for at in range(5, 40)]
 
-    assert found[int(2 * WINDOW_SECONDS) :] == pytest.approx([0.0] * (35 - int(2 * WINDOW_SECONDS)))
+    assert found[int(2 * _WINDOW_SECONDS) :] == pytest.approx(
+        [0.0] * (35 - int(2 * _WINDOW_SECONDS))
+    )
 
 
 def test_after_a_long_silence_the_offset_is_estimated_again() -> None:
     delay = Delay()
     measured(delay, 0.0, 0.0)
 
-    assert measured(delay, 3 * WINDOW_SECONDS, 0.5) == 0.0
+    assert measured(delay, 3 * _WINDOW_SECONDS, 0.5) == 0.0
 
 
 def test_drifting_clocks_add_little_to_the_estimated_delay() -> None:
@@ -54,4 +56,4 @@ def test_drifting_clocks_add_little_to_the_estimated_delay() -> None:
 
     found = [measured(delay, at / 10, 0.001, apart=APART + drift * at / 10) for at in range(1000)]
 
-    assert 0.0 < max(found) <= 2 * WINDOW_SECONDS * drift + 1e-6
+    assert 0.0 < max(found) <= 2 * _WINDOW_SECONDS * drift + 1e-6

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from extender.effects.peer_link import HEARTBEAT_SECONDS, MAX_QUEUE, PATH, WARN_AFTER, PeerLink
+from extender.effects.peer_link import _HEARTBEAT_SECONDS, _MAX_QUEUE, _WARN_AFTER, PATH, PeerLink
 from extender.effects.peer_wire import (
     MAX_RECORDS,
     Message,
@@ -218,7 +218,7 @@ async def test_burst_is_split_into_complete_messages(replica: Replica, link: Pee
 async def test_only_so_much_is_kept_and_the_oldest_is_dropped(
     replica: Replica, link: PeerLink
 ) -> None:
-    for number in range(MAX_QUEUE + 3):
+    for number in range(_MAX_QUEUE + 3):
         replica.now = 1000.0 + number
         link.add(answered(str(number)))
     replica.now += 100.0
@@ -226,7 +226,7 @@ async def test_only_so_much_is_kept_and_the_oldest_is_dropped(
 
     (message,) = replica.messages
     assert message.requests[0].uid == "3"
-    assert message.gap_at == 1000.0 + MAX_QUEUE + 2  # when the last of them was dropped
+    assert message.gap_at == 1000.0 + _MAX_QUEUE + 2  # when the last of them was dropped
 
 
 async def test_oversized_record_is_left_out(replica: Replica, link: PeerLink) -> None:
@@ -266,14 +266,14 @@ class Timed(PeerLink):
 async def test_a_record_is_sent_at_once_and_a_heartbeat_after_each_silence() -> None:
     link = Timed()
     task = asyncio.create_task(link.run())
-    await asyncio.sleep(HEARTBEAT_SECONDS / 2)
+    await asyncio.sleep(_HEARTBEAT_SECONDS / 2)
     link.add(answered("a"))
-    await asyncio.sleep(2.5 * HEARTBEAT_SECONDS)
+    await asyncio.sleep(2.5 * _HEARTBEAT_SECONDS)
     task.cancel()
     await asyncio.wait([task])
 
-    silence = HEARTBEAT_SECONDS + INTERVAL_SECONDS
-    asked_at = HEARTBEAT_SECONDS / 2
+    silence = _HEARTBEAT_SECONDS + INTERVAL_SECONDS
+    asked_at = _HEARTBEAT_SECONDS / 2
     assert [uids for _, uids in link.delivered] == [[], ["a"], [], []]
     assert [at for at, _ in link.delivered] == pytest.approx(
         [0.0, asked_at, asked_at + silence, asked_at + 2 * silence]
@@ -284,8 +284,8 @@ async def test_only_lasting_failures_are_logged_and_their_end(
     replica: Replica, link: PeerLink, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    replica.answers = [(500, b"broken")] * (WARN_AFTER + 3)
-    for _ in range(WARN_AFTER + 4):
+    replica.answers = [(500, b"broken")] * (_WARN_AFTER + 3)
+    for _ in range(_WARN_AFTER + 4):
         await link.send()
 
     lines: list[Any] = [

@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 from extender.effects import peers as module
-from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
+from extender.effects.peer_link import _HEARTBEAT_SECONDS, PATH
 from extender.effects.peer_wire import encode_message, encode_receipt
-from extender.effects.peers import SILENT_SECONDS, Address, Peers
+from extender.effects.peers import _SILENT_SECONDS, Peers, _Address
 from extender.placement.request_log import AnsweredRequest
 from extender.runtime import supervision
 from extender.runtime.metrics import Metrics
@@ -70,8 +70,8 @@ async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_message
     peers, report = await listening(aiohttp_client, clock)
     await report("them", ["prometheus"])
 
-    assert SILENT_SECONDS > 3 * HEARTBEAT_SECONDS
-    clock.now += SILENT_SECONDS - 0.1
+    assert _SILENT_SECONDS > 3 * _HEARTBEAT_SECONDS
+    clock.now += _SILENT_SECONDS - 0.1
     assert peers.peer_faults() == [frozenset({"prometheus"})]
 
     clock.now += 0.2
@@ -140,7 +140,7 @@ async def test_after_a_failure_every_replica_gets_a_message_again(
     peers = Peers(settings.PeersSettings(addresses=addresses), lambda _: None, Metrics())
     look_up = peers._addresses
 
-    async def fail() -> set[Address]:
+    async def fail() -> set[_Address]:
         peers._addresses = look_up  # type: ignore[method-assign] # once
         bodies.clear()
         raise UnicodeError("label empty or too long")
@@ -160,7 +160,7 @@ async def test_after_a_failure_every_replica_gets_a_message_again(
 async def test_a_failed_look_up_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     peers = Peers(settings.PeersSettings(), lambda _: None, Metrics())
 
-    async def fail() -> set[Address]:
+    async def fail() -> set[_Address]:
         raise OSError("no such name")
 
     peers._addresses = fail  # type: ignore[method-assign]
@@ -175,9 +175,9 @@ async def test_records_of_a_replica_that_leaves_before_its_first_message_are_los
     clock: Clock,
 ) -> None:
     peers = Peers(settings.PeersSettings(), lambda _: None, Metrics(), monotonic=clock)
-    addresses: set[Address] = {("127.0.0.1", 1)}
+    addresses: set[_Address] = {("127.0.0.1", 1)}
 
-    async def look_up() -> set[Address]:
+    async def look_up() -> set[_Address]:
         return set(addresses)
 
     peers._addresses = look_up  # type: ignore[method-assign]

@@ -12,12 +12,12 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
 from extender.effects.events import EventSettings, EventWriter
-from extender.effects.placement_events import MAX_WAITING, PlacementEvents, describe
+from extender.effects.placement_events import _MAX_WAITING, PlacementEvents, _describe
 from extender.kube.client import KubeClient
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
 from extender.placement.bypassed_pods import BypassedPods
-from extender.placement.history import EXPLAINABLE, DecisionRecord
+from extender.placement.history import _EXPLAINABLE, DecisionRecord
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.peers import BypassSettings
@@ -64,7 +64,7 @@ def bind(world: World, node: str) -> DecisionRecord:
 async def test_event_describes_the_gpus_of_the_pod(placed: World) -> None:
     await decide(placed, "node-7")
 
-    assert describe(bind(placed, "node-7")) == (
+    assert _describe(bind(placed, "node-7")) == (
         "GPU placement: node-7, idlegpu's first choice: certain to get 2 idle GPUs; leaves none of "
         "4 usable. At that time 2 of its 4 GPUs were idle; GPUs open to the pod: mean activity 0 "
         "%, 80 GiB free each"
@@ -76,7 +76,7 @@ async def test_the_event_shows_the_fullest_of_different_cards() -> None:
     world.add({"n": [Gpu(used_gib=10.0), Gpu(used_gib=30.0)]})
     await decide(world, "n", gpus=2)
 
-    assert describe(bind(world, "n")).endswith(", 50 GiB free each")
+    assert _describe(bind(world, "n")).endswith(", 50 GiB free each")
 
 
 async def test_an_event_about_a_single_card_does_not_say_each() -> None:
@@ -84,7 +84,7 @@ async def test_an_event_about_a_single_card_does_not_say_each() -> None:
     world.add({"n": [Gpu(used_gib=10.0)]})
     await decide(world, "n", gpus=1)
 
-    assert describe(bind(world, "n")).endswith(", 70 GiB free")
+    assert _describe(bind(world, "n")).endswith(", 70 GiB free")
 
 
 async def test_an_event_states_that_kube_scheduler_chose_another_node(placed: World) -> None:
@@ -93,7 +93,7 @@ async def test_an_event_states_that_kube_scheduler_chose_another_node(placed: Wo
     assert first is not None
     other = "node-8" if first.decision.best == "node-7" else "node-7"
 
-    text = describe(bind(placed, other))
+    text = _describe(bind(placed, other))
 
     preferred = f"idlegpu's first choice was {first.decision.best}"
     assert text.startswith(f"GPU placement: {other}; {preferred}. At that time 2 of its ")
@@ -105,7 +105,7 @@ async def test_the_event_shows_the_readings_of_the_decision() -> None:
     await decide(world, "n", gpus=1)
     world.report({"n": [BUSY, BUSY]})
 
-    assert "2 of its 2 GPUs were idle" in describe(bind(world, "n"))
+    assert "2 of its 2 GPUs were idle" in _describe(bind(world, "n"))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_whether_the_pod_gets_the_gpus_that_it_named(
 ) -> None:
     await decide(placed, "node-7", "node-8", gpus=gpus, target=target, verb="filter")
 
-    assert describe(bind(placed, "node-7")).endswith(f". {text}")
+    assert _describe(bind(placed, "node-7")).endswith(f". {text}")
 
 
 async def test_an_event_promises_no_gpus_without_an_index() -> None:
@@ -130,7 +130,7 @@ async def test_an_event_promises_no_gpus_without_an_index() -> None:
     world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1, target="dark::0")
 
-    assert describe(bind(world, "dark")).endswith(
+    assert _describe(bind(world, "dark")).endswith(
         "It is unknown whether it gets the requested GPU 0"
     )
 
@@ -140,7 +140,7 @@ async def test_event_says_that_the_node_is_unknown() -> None:
     world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1)
 
-    assert describe(bind(world, "dark")) == (
+    assert _describe(bind(world, "dark")) == (
         "GPU placement: dark, idlegpu's first choice: nothing is known of its GPUs; leaves none of "
         "1 usable. At that time 0 of its 1 GPUs were idle; GPUs open to the pod: activity unknown"
     )
@@ -179,8 +179,8 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
 @pytest.mark.parametrize(
     ("others", "seconds", "is_late"),
     [
-        pytest.param(EXPLAINABLE - 1, 0.5, False, id="soon"),
-        pytest.param(EXPLAINABLE + 10, 2.0, True, id="after-many-others"),
+        pytest.param(_EXPLAINABLE - 1, 0.5, False, id="soon"),
+        pytest.param(_EXPLAINABLE + 10, 2.0, True, id="after-many-others"),
         pytest.param(1, 60.0, True, id="much-later"),
         pytest.param(0, 60.0, True, id="much-later-and-nothing-between"),
     ],
@@ -190,7 +190,7 @@ async def test_the_event_describes_a_node_that_was_not_among_the_best(
 ) -> None:
     record = await decide_and_bind(placed, others=others, seconds=seconds)
 
-    assert describe(record).startswith(f"GPU placement: {record.bound_node}; idlegpu's first ")
+    assert _describe(record).startswith(f"GPU placement: {record.bound_node}; idlegpu's first ")
     (verdict,) = (one for one in record.details if one.node == record.bound_node)
     assert verdict.is_late is is_late
     # A pod is no neighbor of its own: its GPUs were free for it.
@@ -201,7 +201,7 @@ async def test_without_a_record_no_event_is_written(placed: World) -> None:
     await decide(placed, "node-7")
     record = replace(bind(placed, "node-7"), evidence=())
 
-    assert describe(record) == ""
+    assert _describe(record) == ""
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ async def test_burst_of_bindings_has_events_for_the_newest_and_a_count(
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
 
-    pods = [replace(record.pod, name=f"p-{number}") for number in range(MAX_WAITING + 100)]
+    pods = [replace(record.pod, name=f"p-{number}") for number in range(_MAX_WAITING + 100)]
     for pod_ in pods:
         placements.note(replace(record, pod=pod_))
     assert events.counts.dropped == 100
@@ -323,7 +323,7 @@ async def test_burst_of_bindings_has_events_for_the_newest_and_a_count(
     async with running(placements):
         await asyncio.sleep(600.0)
 
-    assert [name for _, name in posts] == [pod_.name for pod_ in pods[-MAX_WAITING:]]
+    assert [name for _, name in posts] == [pod_.name for pod_ in pods[-_MAX_WAITING:]]
 
 
 async def at_once() -> None:
@@ -378,7 +378,7 @@ async def test_while_many_events_wait_none_is_noted_and_each_is_counted(placed: 
     placements = PlacementEvents(events, lambda: True, RequestTracker().wait_for_quiet)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
-    for number in range(MAX_WAITING):
+    for number in range(_MAX_WAITING):
         events.warn_annotation(replace(POD, uid=f"uid-{number}"), PROBLEM)
 
     placements.note(record)

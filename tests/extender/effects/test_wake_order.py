@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.node_selection import read_selection
-from extender.effects.wake_plan import MAX_NEEDS, MAX_PROMISING, LookOrder
+from extender.effects.wake_plan import _MAX_PROMISING, MAX_NEEDS, LookOrder
 from extender.effects.waker import Waker, build_waker
 from extender.kube.client import KubeClient
 from extender.settings.service import WakeTarget
@@ -56,7 +56,7 @@ def little_memory(number: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the pauses between steps, because no other work uses the event loop."""
-    monkeypatch.setattr("extender.effects.waker.REST", 0.0)
+    monkeypatch.setattr("extender.effects.waker._REST", 0.0)
 
 
 def woken(kube: FakeKube) -> list[str]:
@@ -133,7 +133,7 @@ async def test_a_more_urgent_pod_that_may_not_use_a_node_does_not_block_it(
     waking = waker(client, world, EACH)
     turn_idle(world, "y")
 
-    await look(waking, 2 * count // MAX_PROMISING)
+    await look(waking, 2 * count // _MAX_PROMISING)
 
     (name,) = woken(kube)
     assert name.startswith("fits-")
@@ -178,7 +178,7 @@ async def test_pods_that_are_woken_repeatedly_without_effect_delay_no_other_pod(
     clock = Clock()
     waking = waker(client, world, EACH, clock=clock)
 
-    for _ in range(2 * count // (MAX_NEEDS - MAX_PROMISING)):
+    for _ in range(2 * count // (MAX_NEEDS - _MAX_PROMISING)):
         await waking.look()
         clock.now += 0.5
         for number in range(count):
@@ -221,10 +221,10 @@ def test_promising_requests_are_examined_each_time_beside_others() -> None:
     take(order, needs)
     order.note_promising([], promising)
 
-    looks = [take(order, needs) for _ in range(100 // (MAX_NEEDS - MAX_PROMISING) + 1)]
+    looks = [take(order, needs) for _ in range(100 // (MAX_NEEDS - _MAX_PROMISING) + 1)]
 
     always = set.intersection(*map(set, looks))
-    assert always == set(uids[30 : 30 + MAX_PROMISING])
+    assert always == set(uids[30 : 30 + _MAX_PROMISING])
     assert set.union(*map(set, looks)) == set(uids)
 
 
@@ -248,7 +248,7 @@ def test_no_pod_waits_for_longer_than_all_the_others_take(data: st.DataObject) -
     late = data.draw(st.integers(0, 40))
     due = set(waiting)
 
-    for number in range(len(waiting) // (MAX_NEEDS - MAX_PROMISING) + 1):
+    for number in range(len(waiting) // (MAX_NEEDS - _MAX_PROMISING) + 1):
         # New pods with other needs arrive; the needs of others change, and some are promising.
         pods = [*(f"new-{number}-{each}" for each in range(late)), *waiting]
         needs: dict[object, Sequence[str]] = {(number, uid): [uid] for uid in pods}

@@ -14,7 +14,7 @@ from extender.core.nodes.node_selection import (
 )
 from extender.core.request.request import GpuRequest, PodRef
 from extender.effects.wake_plan import (
-    MAX_REPEAT_SECONDS,
+    _MAX_REPEAT_SECONDS,
     Hope,
     Prospect,
     WakePace,
@@ -87,7 +87,7 @@ def test_pause_before_the_same_pod_is_woken_again_grows() -> None:
 
     assert woken[:6] == [0, 10, 30, 70, 150, 310]
     assert woken[6:] == [610, 910]  # no later than kube-scheduler would retry by itself
-    assert MAX_REPEAT_SECONDS == 300
+    assert _MAX_REPEAT_SECONDS == 300
 
 
 def test_node_that_flaps_between_readings_wakes_no_pod_again() -> None:
@@ -96,7 +96,7 @@ def test_node_that_flaps_between_readings_wakes_no_pod_again() -> None:
         nodes = ("x",) if number % 2 else ()
         woken += len(planned.wakes(1, prospect(*nodes)))
 
-    assert woken <= 3600 / MAX_REPEAT_SECONDS + 6
+    assert woken <= 3600 / _MAX_REPEAT_SECONDS + 6
 
 
 def test_another_node_is_news_at_once() -> None:
@@ -192,7 +192,7 @@ def test_many_waiting_pods_make_wakes_rarer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("try_seconds", "apart_seconds"), [(0.0005, 2.0), (0.02, 40.0), (3.0, MAX_REPEAT_SECONDS)]
+    ("try_seconds", "apart_seconds"), [(0.0005, 2.0), (0.02, 40.0), (3.0, _MAX_REPEAT_SECONDS)]
 )
 def test_the_slower_kube_scheduler_tries_pods_the_rarer_wakes_are(
     try_seconds: float, apart_seconds: float

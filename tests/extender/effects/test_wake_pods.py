@@ -9,7 +9,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_groups import PodGroup
 from extender.effects.wake_pods import PodWakes
-from extender.effects.waker import POD_ANNOTATION, Waker
+from extender.effects.waker import _POD_ANNOTATION, Waker
 from extender.kube.client import KubeClient
 from extender.settings.service import WakeTarget
 from testkit.builders import GPU
@@ -59,7 +59,7 @@ async def test_only_the_pod_that_there_is_room_for_is_changed(
     ((method, path, body),) = kube.writes
     assert (method, path) == ("PATCH", f"{PODS}/p0")
     assert set(body) == {"metadata"}
-    text = body["metadata"]["annotations"][POD_ANNOTATION]
+    text = body["metadata"]["annotations"][_POD_ANNOTATION]
     assert text.startswith("1 waiting pod may fit: ns/p0 on y; ")
     assert (waking.counts.waiting, waking.counts.wakes) == (5, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from extender.core.nodes.inventory import NodeRecord, Taint
 from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import Hope
-from extender.effects.waker import build_waker, describe, own_namespace
+from extender.effects.waker import _describe, build_waker, own_namespace
 from extender.effects.waker_runner import WakerRunner
 from extender.kube.client import KubeClient
 from extender.runtime.supervision import Tasks
@@ -214,10 +214,10 @@ def test_the_summary_is_short_for_any_number_of_pods() -> None:
     hopes = [Hope(pod=pod_ref(f"p{number}"), node="n", nodes=frozenset()) for number in range(9)]
     at = datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=UTC)
 
-    assert describe(hopes[:2], at) == (
+    assert _describe(hopes[:2], at) == (
         "2 waiting pods may fit: ns/p0 on n, ns/p1 on n; 2026-01-02T03:04:05.000600Z"
     )
-    assert describe(hopes, at) == (
+    assert _describe(hopes, at) == (
         "9 waiting pods may fit: ns/p0 on n, ns/p1 on n, ns/p2 on n, ns/p3 on n, ns/p4 on n "
         "and 4 more; 2026-01-02T03:04:05.000600Z"
     )

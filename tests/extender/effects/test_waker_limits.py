@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import MAX_NEEDS
-from extender.effects.waker import LOOKED_AT, REST, _run_and_rest
+from extender.effects.waker import _LOOKED_AT, _REST, _run_and_rest
 from extender.kube.client import KubeClient
 from extender.settings.service import WakeTarget
 from testkit.fake_kube import FakeKube, eventually, refusal
@@ -176,7 +176,7 @@ async def test_one_check_is_bounded_and_the_next_continues(
 async def test_very_many_equal_pods_are_examined_in_rotation(
     client: KubeClient, world: World
 ) -> None:
-    for number in range(LOOKED_AT + 10):
+    for number in range(_LOOKED_AT + 10):
         waits(world, f"p{number:05}")
     waking = waker(client, world)
     waiting = await waking._waiting()
@@ -185,9 +185,9 @@ async def test_very_many_equal_pods_are_examined_in_rotation(
         [pod.name for _, pods in waking._next_batch(waiting) for pod in pods] for _ in range(2)
     )
 
-    assert len(first) == len(second) == LOOKED_AT
-    assert second[0] == f"p{LOOKED_AT:05}"
-    assert len({*first, *second}) == LOOKED_AT + 10
+    assert len(first) == len(second) == _LOOKED_AT
+    assert second[0] == f"p{_LOOKED_AT:05}"
+    assert len({*first, *second}) == _LOOKED_AT + 10
 
 
 async def test_a_step_that_waits_for_a_cpu_makes_no_check_longer() -> None:
@@ -195,4 +195,4 @@ async def test_a_step_that_waits_for_a_cpu_makes_no_check_longer() -> None:
 
     await _run_and_rest(partial(time.sleep, 0.1))
 
-    assert time.monotonic() - started < 0.1 * REST
+    assert time.monotonic() - started < 0.1 * _REST

@@ -10,7 +10,7 @@ from extender.core.decision.filtering import Code
 from extender.core.devices.readings import NO_INSTANCES, DeviceInfo, Signal
 from extender.core.policy import Policy
 from extender.core.steps import finish
-from extender.fleet.registry import MOST_ON_NODE
+from extender.fleet.registry import _MOST_ON_NODE
 from extender.insight.views import gpus_of
 from testkit.agent.fleet_reports import HOLD, NAN, Agents, windows
 from testkit.builders import GIB, GPU, NOW, request
@@ -411,12 +411,12 @@ def test_a_node_that_reports_ever_new_devices_keeps_only_the_last_ones(
     for report in range(6):
         shown = [
             DeviceInfo(node="node", uuid=f"GPU-{report}-{at}", index=at)
-            for at in range(MOST_ON_NODE // 2)
+            for at in range(_MOST_ON_NODE // 2)
         ]
         agents.report("node", *shown)
 
         known = {info.uuid for row in store.rows_of_node("node") if (info := store.info(row))}
         assert known >= {info.uuid for info in shown}
-        assert len(known) <= MOST_ON_NODE
+        assert len(known) <= _MOST_ON_NODE
         agents.world.clock.now += 1
-    assert len(store) <= 2 * MOST_ON_NODE
+    assert len(store) <= 2 * _MOST_ON_NODE

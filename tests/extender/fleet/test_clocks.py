@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from extender.fleet.clocks import AGREE_SECONDS, PodClocks
+from extender.fleet.clocks import _AGREE_SECONDS, PodClocks
 from testkit.builders import NOW, ranking, request
 from testkit.world import BUSY, World, time_sliced
 
@@ -101,7 +101,7 @@ def test_corrected_times_are_stable_and_never_in_the_future(
     assert once.bound_at is not None
     assert once.failed_at is not None
     assert max(once.bound_at, once.failed_at) <= NOW
-    assert once.failed_at >= (NOW - AGREE_SECONDS if is_seen else once.bound_at)
+    assert once.failed_at >= (NOW - _AGREE_SECONDS if is_seen else once.bound_at)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 30.0, 600.0])

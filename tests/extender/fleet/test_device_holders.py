@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
-from extender.fleet.device_holders import HoldersChange, HolderSources, PodsByDevice
+from extender.fleet.device_holders import HoldersChange, HolderSources, _PodsByDevice
 
 devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))
 mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/x", "ns/y")]))
 MAX_AGE = 60.0
 
 
-def answer_with(mapping: PodsByDevice | None, changed: ChangedTenants | None = None) -> Readings:
+def answer_with(mapping: _PodsByDevice | None, changed: ChangedTenants | None = None) -> Readings:
     return Readings(
         source="prometheus",
         at=0.0,
@@ -24,7 +24,7 @@ def answer_with(mapping: PodsByDevice | None, changed: ChangedTenants | None = N
     )
 
 
-def differing(before: PodsByDevice, after: PodsByDevice) -> set[DeviceKey]:
+def differing(before: _PodsByDevice, after: _PodsByDevice) -> set[DeviceKey]:
     return {key for key in {**before, **after} if before.get(key) != after.get(key)}
 
 
@@ -35,11 +35,11 @@ def found(replaced: HoldersChange | None) -> set[DeviceKey]:
 
 @given(st.lists(st.tuples(mappings, st.booleans(), st.booleans()), max_size=6))
 def test_all_changes_are_found_despite_missed_answers(
-    answers: list[tuple[PodsByDevice, bool, bool]],
+    answers: list[tuple[_PodsByDevice, bool, bool]],
 ) -> None:
     known = HolderSources()
-    held: PodsByDevice = {}
-    latest: PodsByDevice = {}
+    held: _PodsByDevice = {}
+    latest: _PodsByDevice = {}
     for mapping, says_what_changed, is_missed in answers:
         changed = ChangedTenants(latest, differing(latest, mapping))
         latest = mapping

@@ -9,7 +9,7 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.policy import EarlyFailures, Policy
-from extender.fleet.snapshots import REFRESH_SECONDS
+from extender.fleet.snapshots import _REFRESH_SECONDS
 from testkit.builders import GIB, GPU, NOW
 from testkit.world import World, one_node
 
@@ -24,7 +24,7 @@ def test_a_snapshot_is_the_same_until_something_changes_or_time_has_passed() -> 
     first = made.fleet.snapshot()
 
     assert made.fleet.snapshot() is first
-    made.clock.now += REFRESH_SECONDS
+    made.clock.now += _REFRESH_SECONDS
     second = made.fleet.snapshot()
     made.read()
     third = made.fleet.snapshot()

@@ -67,7 +67,7 @@ def test_applying_in_pieces_gives_the_same_result(
 ) -> None:
     whole = taken(sequence)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intake, "PIECE_VALUES", 2)
+        patch.setattr(intake, "_PIECE_VALUES", 2)
         in_pieces = taken(sequence)
 
     one, other = whole.evidence(), in_pieces.evidence()
@@ -81,7 +81,7 @@ def test_applying_in_pieces_gives_the_same_result(
 def test_no_step_applies_more_devices_than_one_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(intake, "PIECE_VALUES", 2)
+    monkeypatch.setattr(intake, "_PIECE_VALUES", 2)
     store = DeviceStore(Policy())
 
     steps = store.apply_in_steps(answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False), NOW)
@@ -93,7 +93,7 @@ def test_no_step_applies_more_devices_than_one_piece(
 def test_no_step_applies_more_than_one_piece_while_devices_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(intake, "PIECE_DEVICES", 2)
+    monkeypatch.setattr(intake, "_PIECE_DEVICES", 2)
     store = DeviceStore(Policy())
     said = answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False)
     store.apply(said, NOW)

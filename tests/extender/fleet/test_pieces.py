@@ -11,8 +11,8 @@ from extender.core.nodes.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
 from extender.fleet import pools, snapshots
 from extender.fleet.allocation import NodeAllocations
-from extender.fleet.fleet import PIECE_NODES
-from extender.fleet.snapshots import REFRESH_SECONDS
+from extender.fleet.fleet import _PIECE_NODES
+from extender.fleet.snapshots import _REFRESH_SECONDS
 from testkit.builders import GPU, request
 from testkit.world import World
 from tests.extender.fleet.changes import bulk, node_record
@@ -20,8 +20,8 @@ from tests.extender.fleet.changes import bulk, node_record
 
 def test_pods_that_end_in_bulk_wait_for_the_steps_and_a_new_pod_does_not() -> None:
     world = World(in_steps=True)
-    bulk(world, 3 * PIECE_NODES)
-    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(3 * PIECE_NODES)]
+    bulk(world, 3 * _PIECE_NODES)
+    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(3 * _PIECE_NODES)]
     world.fleet.snapshot_of_all()
 
     for pod in pods:
@@ -36,8 +36,8 @@ def test_pods_that_end_in_bulk_wait_for_the_steps_and_a_new_pod_does_not() -> No
 
 def test_a_few_pods_that_end_free_their_devices_at_once() -> None:
     world = World(in_steps=True)
-    bulk(world, 3 * PIECE_NODES)
-    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(PIECE_NODES)]
+    bulk(world, 3 * _PIECE_NODES)
+    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(_PIECE_NODES)]
     world.fleet.snapshot_of_all()
 
     for pod in pods:
@@ -57,7 +57,7 @@ def dirty_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     pools_updated: Callable[..., object] = vars(snapshots)["update_pools"]
     monkeypatch.setattr(snapshots, "update_pools", update_pools)
-    monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
+    monkeypatch.setattr(snapshots, "_PIECE_NODES", 16)
     return counts
 
 
@@ -74,13 +74,13 @@ def test_nodes_that_all_change_become_dirty_rows_some_at_a_time(
 
     assert {row.allocatable for row in pool.rows} == {4}
     assert sum(dirty_nodes) == 100
-    assert max(dirty_nodes) < 16 + PIECE_NODES
+    assert max(dirty_nodes) < 16 + _PIECE_NODES
 
 
 def test_no_step_allocates_many_nodes_though_pods_came_to_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
+    monkeypatch.setattr(snapshots, "_PIECE_NODES", 16)
     world = World(in_steps=True)
     world.fleet.snapshot()
     bulk(world, 100)
@@ -100,7 +100,7 @@ def test_no_step_allocates_many_nodes_though_pods_came_to_all_of_them(
         allocated.clear()
 
     assert sum(counts) == 100
-    assert max(counts) == PIECE_NODES
+    assert max(counts) == _PIECE_NODES
 
 
 def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
@@ -112,7 +112,7 @@ def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
     pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(100)]
     world.read()
     world.fleet.snapshot_of_all()
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     steps = world.fleet.refresh_in_steps()
     next(steps)
     for pod in pods:
@@ -132,8 +132,8 @@ def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
 def test_pools_are_rebuilt_some_nodes_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pools, "PIECE_NODES", 10)
-    monkeypatch.setattr(batches, "PIECE_ROWS", 10)
+    monkeypatch.setattr(pools, "_PIECE_NODES", 10)
+    monkeypatch.setattr(batches, "_PIECE_ROWS", 10)
     world = World(in_steps=True)
     bulk(world, 100)
     world.fleet.snapshot_of_all()
@@ -141,7 +141,7 @@ def test_pools_are_rebuilt_some_nodes_at_a_time(
     for number in range(20, 40):
         world.fleet.apply_node(node_record(number, gpus=4))
     finish(world.fleet.settle_in_steps())
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     compared, taken = [0], [0]
     is_same, take = pools._is_same, Telemetry.take
 
@@ -169,7 +169,7 @@ def test_pools_are_rebuilt_some_nodes_at_a_time(
 def test_a_pool_with_many_dirty_rows_is_evaluated_from_scratch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dirty_rows, "MAX_DIRTY_ROWS", 4)
+    monkeypatch.setattr(dirty_rows, "_MAX_DIRTY_ROWS", 4)
     world = World(in_steps=True)
     bulk(world, 10)
     world.fleet.snapshot_of_all()

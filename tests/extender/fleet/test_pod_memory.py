@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from extender.fleet.pod_memory import MOST_DEVICES, PodMemory, Use
+from extender.fleet.pod_memory import _MOST_DEVICES, PodMemory, Use
 from extender.fleet.pods import KnownPods
 
 A: Final = DeviceKey(("GPU-0", ""))
@@ -72,11 +72,11 @@ def test_a_pod_that_is_gone_is_forgotten(pods: KnownPods, memory: PodMemory) -> 
 
 
 def test_only_the_last_devices_of_a_pod_are_kept(memory: PodMemory) -> None:
-    devices = [DeviceKey((f"GPU-{at}", "")) for at in range(MOST_DEVICES + 1)]
+    devices = [DeviceKey((f"GPU-{at}", "")) for at in range(_MOST_DEVICES + 1)]
     for device in devices:
         memory.note("node", [(device, "one", 7)], 0.0)
 
     assert memory.last("one", devices[0]) is None
     assert memory.use("one", devices[:1]) == Use()
-    assert [memory.last("one", device) for device in devices[1:]] == [7] * MOST_DEVICES
+    assert [memory.last("one", device) for device in devices[1:]] == [7] * _MOST_DEVICES
     assert memory.use("one", devices[1:]).memory_most_bytes == 7

@@ -7,7 +7,7 @@ import pytest
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_owners import kin_of
-from extender.fleet.pod_memory import MOST_ALIKE, MOST_KEYS, SimilarPods
+from extender.fleet.pod_memory import _MOST_ALIKE, _MOST_KEYS, SimilarPods
 from testkit.builders import GIB, pod_ref, request
 from testkit.world import World
 
@@ -48,13 +48,13 @@ def test_newest_pods_and_last_keys_count(step: int) -> None:
     like = SimilarPods()
     pods = [
         pod(f"pod-{number}", owner="Job a", started_at=float(number))
-        for number in range(2 * MOST_ALIKE)
+        for number in range(2 * _MOST_ALIKE)
     ]
     for one in 2 * pods[::step]:
         like.note(one, (60 if one is pods[0] else 1) << 30)
     assert in_gib(like.expected(("ns/Job a",))) == 1
 
-    for number in range(MOST_KEYS):
+    for number in range(_MOST_KEYS):
         like.note(pod(f"other-{number}"), 1)
     assert like.expected(("ns/Job a",)) is None
 

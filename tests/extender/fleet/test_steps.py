@@ -13,9 +13,9 @@ from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.steps import finish
 from extender.fleet import snapshots
-from extender.fleet.allocation import MAX_DEVICES
-from extender.fleet.fleet import PIECE_NODES, Fleet
-from extender.fleet.snapshots import NEW_READINGS_SECONDS, OVERDUE_SECONDS, REFRESH_SECONDS
+from extender.fleet.allocation import _MAX_DEVICES
+from extender.fleet.fleet import _PIECE_NODES, Fleet
+from extender.fleet.snapshots import _NEW_READINGS_SECONDS, _OVERDUE_SECONDS, _REFRESH_SECONDS
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from testkit.builders import GPU, pod_ref, request
@@ -85,15 +85,15 @@ def test_a_row_reused_between_two_steps_takes_no_value_of_the_answer() -> None:
 def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -> None:
     world = World()
     fleet = world.fleet = Fleet(world.policy, world.clock, in_steps=True)
-    bulk(world, 3 * PIECE_NODES)
+    bulk(world, 3 * _PIECE_NODES)
     assert not fleet.snapshot().pools
 
     for _ in fleet.settle_in_steps():
         fleet.snapshot()
     assert fleet.is_settled
-    assert len(fleet.snapshot_of_all().pools[GPU].nodes) == 3 * PIECE_NODES
+    assert len(fleet.snapshot_of_all().pools[GPU].nodes) == 3 * _PIECE_NODES
 
-    bulk(world, 3 * PIECE_NODES, gpus=4)
+    bulk(world, 3 * _PIECE_NODES, gpus=4)
     world.bind("a", "node-0", 2)
     assert world.row("node-0").held == 2
     assert (world.row("node-0").allocatable, world.row("node-1").allocatable) == (4, 8)
@@ -173,7 +173,7 @@ def test_a_snapshot_refreshed_in_steps_equals_one_from_scratch(
     for what, number in changes:
         change(world, what, number, pods)
         world.rank(request(1))
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     finish(world.fleet.settle_in_steps())
 
     left = list(meanwhile)
@@ -182,7 +182,7 @@ def test_a_snapshot_refreshed_in_steps_equals_one_from_scratch(
             change(world, *left.pop(0), pods)
             world.rank(request(1))
     finish(world.fleet.settle_in_steps())
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
 
     assert_equals_one_from_scratch(world)
@@ -208,7 +208,7 @@ def test_no_query_waits_for_added_and_removed_nodes() -> None:
         assert world.row("staying").held == 1
         assert len(world.row("changing").slots) == 2
 
-    world.clock.now += NEW_READINGS_SECONDS
+    world.clock.now += _NEW_READINGS_SECONDS
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     assert world.fleet.node_index.names == ("changing", "leaving", "new", "staying")
@@ -232,7 +232,7 @@ def test_new_readings_and_time_cause_a_refresh() -> None:
     assert world.estimated(world.card(), "latest") == 0.9
 
     version = world.fleet.snapshot().version
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
     assert world.fleet.snapshot().version > version
 
@@ -243,9 +243,9 @@ def test_a_query_refreshes_an_overdue_snapshot() -> None:
     world.read()
     before = world.fleet.snapshot()
 
-    world.clock.now += OVERDUE_SECONDS / 2
+    world.clock.now += _OVERDUE_SECONDS / 2
     assert world.fleet.snapshot() is before
-    world.clock.now += OVERDUE_SECONDS
+    world.clock.now += _OVERDUE_SECONDS
     assert world.fleet.snapshot() is not before
 
 
@@ -268,11 +268,11 @@ def test_evaluations_prepared_during_a_refresh_are_used() -> None:
         world.add_node(f"node-{number}", 2)
     world.read()
     world.rank(request(1))
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "evaluate_batch_in_steps", None)  # any call fails
+        patch.setattr(evaluation, "_evaluate_batch_in_steps", None)  # any call fails
         world.rank(request(1))
         with pytest.raises(TypeError):
             world.rank(request(2))
@@ -320,7 +320,7 @@ def test_a_kubelet_that_reports_a_million_devices_costs_no_million_rows() -> Non
     world = World()
     world.fleet.apply_node(node_record(0, gpus=1_000_000))
 
-    assert len(world.row("node-0").slots) == MAX_DEVICES
+    assert len(world.row("node-0").slots) == _MAX_DEVICES
     assert world.place("a") == "node-0"
 
 

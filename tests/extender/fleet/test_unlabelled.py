@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Code
-from extender.core.decision.landing import BY_USE
+from extender.core.decision.landing import _BY_USE
 from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
@@ -45,7 +45,7 @@ def test_the_idle_devices_are_free_if_as_many_are_in_use_as_pods_hold(
 ) -> None:
     world = unmapped(8, held=4, in_use=4, values=values)
 
-    assert landing_on(world, 4) == ([4, 5, 6, 7], 0, BY_USE)
+    assert landing_on(world, 4) == ([4, 5, 6, 7], 0, _BY_USE)
 
 
 def test_a_tenant_without_load_holds_one_of_the_idle_devices() -> None:
@@ -60,7 +60,7 @@ def test_devices_in_use_are_candidates_if_pods_hold_fewer() -> None:
     cards, taken, chance = landing_on(world)
 
     assert (len(cards), taken) == (4, 0)
-    assert chance == pytest.approx(3 / 4 * BY_USE)
+    assert chance == pytest.approx(3 / 4 * _BY_USE)
     assert rejected(world.rank(request(4))) == {"node": Code.FOREIGN_USE}
 
 
@@ -139,7 +139,7 @@ def silent(world: World) -> str:
     return "a-silent"
 
 
-JUST_FREED = BY_USE * 0.95
+JUST_FREED = _BY_USE * 0.95
 
 
 @pytest.mark.parametrize("ends", [1, 3])
@@ -161,7 +161,7 @@ def test_the_first_reading_shows_which_device_was_freed() -> None:
 
     world.read_after(30)
 
-    assert landing_on(world) == ([5], 0, BY_USE)
+    assert landing_on(world) == ([5], 0, _BY_USE)
 
 
 def test_two_readings_with_load_end_the_presumption_and_one_does_not() -> None:
@@ -206,7 +206,7 @@ def test_nothing_is_presumed_if_a_card_had_foreign_use_before_the_pods() -> None
 
     world.end(pods[0])
 
-    assert landing_on(world)[2] == pytest.approx(BY_USE / 2)
+    assert landing_on(world)[2] == pytest.approx(_BY_USE / 2)
 
 
 def test_a_freed_device_counts_as_long_as_earlier_readings_would() -> None:
@@ -214,7 +214,7 @@ def test_a_freed_device_counts_as_long_as_earlier_readings_would() -> None:
 
     world.clock.now += 1000
 
-    assert landing_on(world)[2] < BY_USE * 0.6
+    assert landing_on(world)[2] < _BY_USE * 0.6
 
 
 def test_larger_init_containers_leave_the_node_readable() -> None:

@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from extender.core.devices.gpu_models import (
+    _MIG_CARDS,
+    _NAMES,
     GIB,
-    MIG_CARDS,
-    NAMES,
     SharingWay,
     is_vgpu,
     mig_layout,
@@ -245,11 +245,11 @@ def test_a_whole_card_should_be_shared_where_two_of_its_pods_would_fit(
         assert 2 * gib <= 79.0 * (1 + 1e-6)
 
 
-@given(st.sampled_from(MIG_CARDS), pods, st.floats(0.1, 100.0))
+@given(st.sampled_from(_MIG_CARDS), pods, st.floats(0.1, 100.0))
 def test_a_layout_has_room_for_each_pod_and_no_more_parts_than_pods(
     mig: object, count: int, gib: float
 ) -> None:
-    assert isinstance(mig, type(MIG_CARDS[0]))
+    assert isinstance(mig, type(_MIG_CARDS[0]))
     cut = mig_layout(f"NVIDIA {mig.name.upper()}", mig.least_gib * GIB, count, gib * GIB)
 
     if cut is not None:
@@ -263,7 +263,7 @@ def test_a_layout_has_room_for_each_pod_and_no_more_parts_than_pods(
 
 @given(st.text(max_size=60))
 def test_any_name_of_a_model_becomes_one_of_few(name: str) -> None:
-    assert short_model(name) in NAMES | {"any", "other"}
+    assert short_model(name) in _NAMES | {"any", "other"}
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from extender.api.metrics_route import FleetCollector
 from extender.api.page.device_index import GROUP_LABELS
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
-from extender.core.devices.gpu_models import NAMES
+from extender.core.devices.gpu_models import _NAMES
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import POOL_LABELS, is_shown
 from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
 from extender.insight.stranded import TypicalNeeds
-from extender.sources.kubernetes.records import wanted_model
+from extender.sources.kubernetes.records import _wanted_model
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu, card
 from testkit.world import SHARED, World
@@ -139,14 +139,14 @@ def test_model_label_is_the_required_else_the_preferred_model(
 ) -> None:
     raw = {"metadata": {"annotations": {"idlegpu.io/prefer-models": annotation}}, "spec": spec}
 
-    assert wanted_model(raw) == model
+    assert _wanted_model(raw) == model
 
 
 @given(st.text(max_size=40))
 def test_nothing_that_a_pod_says_becomes_a_label(text: str) -> None:
     raw = {"spec": {"nodeSelector": {"nvidia.com/gpu.product": text}}}
 
-    assert wanted_model(raw) in NAMES | {"other", ""}
+    assert _wanted_model(raw) in _NAMES | {"other", ""}
 
 
 @given(st.integers(1, 1000))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.pod_groups import PodGroup
-from extender.webhook.handlers import BETWEEN_VERBS_SECONDS
+from extender.webhook.handlers import _BETWEEN_VERBS_SECONDS
 from testkit.api_requests import get, strict
 from testkit.cli_serving import runner, serving
 from testkit.others import SeesTeam
@@ -49,7 +49,7 @@ async def call(client: Client, verb: str, requester: object, *nodes: str) -> Any
     request = names_request(*(nodes or NODES), requester=requester)
     response = await client.post(f"/{verb}", data=json.dumps(request))
     assert response.status == 200
-    await asyncio.sleep(2 * BETWEEN_VERBS_SECONDS)  # then it is recorded in full
+    await asyncio.sleep(2 * _BETWEEN_VERBS_SECONDS)  # then it is recorded in full
     return await response.json(content_type=None)
 
 

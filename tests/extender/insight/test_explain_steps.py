@@ -25,7 +25,7 @@ from extender.insight.views import (
     veiled,
 )
 from extender.placement import evidence
-from extender.placement.evidence import PIECE_NODES
+from extender.placement.evidence import _PIECE_NODES
 from extender.placement.history import DecisionRecord
 from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_pieces
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
@@ -35,7 +35,7 @@ from testkit.others import FAR, OtherReplicas, SeesTeam, replica_world
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
-NODES = 5 * PIECE_NODES + 3
+NODES = 5 * _PIECE_NODES + 3
 CARDS = {
     f"node-{at:03d}": [Gpu(busy=(at * 7 + card) % 30 / 100) for card in range(1 + at % 3)]
     for at in range(NODES)
@@ -117,10 +117,10 @@ async def test_no_step_explains_more_than_a_few_nodes(
         steps = 0
         before = len(explained)
         for _ in steps_of(work):
-            assert sum(explained[before:]) <= PIECE_NODES
+            assert sum(explained[before:]) <= _PIECE_NODES
             before = len(explained)
             steps += 1
-        assert steps > 2 * NODES / PIECE_NODES  # to render them, and to record them
+        assert steps > 2 * NODES / _PIECE_NODES  # to render them, and to record them
 
 
 def test_a_decision_in_full_is_reported_in_steps_as_at_once(
@@ -128,7 +128,7 @@ def test_a_decision_in_full_is_reported_in_steps_as_at_once(
 ) -> None:
     before = 0
     for _ in decision_in_steps(record, brief=False):
-        assert sum(explained[before:]) <= PIECE_NODES
+        assert sum(explained[before:]) <= _PIECE_NODES
         before = len(explained)
 
     view = decision_view(record, brief=False)

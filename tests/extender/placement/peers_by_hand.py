@@ -12,7 +12,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy
 from extender.effects.peer_link import PeerLink
 from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
-from extender.effects.peers import Address, Peers
+from extender.effects.peers import Peers, _Address
 from extender.fleet.fleet import Fleet
 from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.request_log import (
@@ -44,9 +44,9 @@ class ClusterState:
     """
 
     now: float = NOW
-    listed: dict[Address, "Replica"] = field(default_factory=dict)
+    listed: dict[_Address, "Replica"] = field(default_factory=dict)
     requested: set[str] = field(default_factory=set)
-    stray: list[tuple[Address, bytes]] = field(default_factory=list)
+    stray: list[tuple[_Address, bytes]] = field(default_factory=list)
 
     @property
     def replicas(self) -> list["Replica"]:
@@ -90,7 +90,7 @@ class ClusterState:
             to, body = self.stray.pop(0)
             self.deliver(to, body)
 
-    def deliver(self, to: Address, body: bytes) -> bytes | None:
+    def deliver(self, to: _Address, body: bytes) -> bytes | None:
         """Deliver a message to an address; return the receipt, None without a replica."""
         target, message = self.listed.get(to), decode_message(body)
         if target is None or not target.is_running:
@@ -144,7 +144,7 @@ class Replica:
     ) -> None:
         self.truth = truth
         self.number = number
-        self.address: Address = (f"10.0.0.{number}", 8888)
+        self.address: _Address = (f"10.0.0.{number}", 8888)
         self.instance = f"replica-{number}-{life}"
         self.is_running = True
         self.unseen: deque[PodRecord] = deque()
@@ -171,8 +171,8 @@ class Replica:
             grace_seconds=GRACE_SECONDS,
         )
         self.seen_by: set[Replica] = set()
-        self._messages: dict[Address, bytes] = {}
-        self._receipts: dict[Address, bytes] = {}
+        self._messages: dict[_Address, bytes] = {}
+        self._receipts: dict[_Address, bytes] = {}
 
     def monotonic(self) -> float:
         return self.truth.now - NOW + UP_SECONDS + self._clock_ahead
@@ -208,7 +208,7 @@ class Replica:
     # --- messages ---------------------------------------------------------------------------------
 
     @property
-    def links(self) -> dict[Address, PeerLink]:
+    def links(self) -> dict[_Address, PeerLink]:
         return self.peers._links
 
     def look_up(self) -> None:
@@ -240,26 +240,26 @@ class Replica:
         """Classify the pods for which enough is known."""
         self.bypassed_pods.sweep()
 
-    def send(self, to: Address) -> None:
+    def send(self, to: _Address) -> None:
         """Send a message to an address unless one is in transit."""
         if to in self.links and to not in self._messages:
             self._receipts.pop(to, None)
             self._messages[to] = self.links[to].compose()
 
-    def arrive(self, to: Address) -> None:
+    def arrive(self, to: _Address) -> None:
         """Deliver a message if a replica is there; its receipt is then in transit."""
         if to in self._messages:
             receipt = self.truth.deliver(to, self._messages[to])
             if receipt is not None:
                 self._receipts[to] = receipt
 
-    def acknowledge(self, to: Address) -> None:
+    def acknowledge(self, to: _Address) -> None:
         """Deliver the receipt."""
         if to in self._receipts:
             del self._messages[to]
             self.links[to].settle(decode_receipt(self._receipts.pop(to)))
 
-    def fail(self, to: Address) -> None:
+    def fail(self, to: _Address) -> None:
         """Give up a message without a receipt: it may still arrive later, or again."""
         if to in self._messages:
             self.truth.stray.append((to, self._messages.pop(to)))

@@ -10,7 +10,7 @@ from extender.placement.bypass_causes import (
     CauseKind,
     likely_causes,
 )
-from extender.placement.request_log import SILENCE_SECONDS, Answers, BypassVerdict, judge
+from extender.placement.request_log import SILENCE_SECONDS, Answers, BypassVerdict, _judge
 
 GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
 DEFAULT, BATCH = "default-scheduler", "batch"
@@ -198,9 +198,9 @@ A = Answers
     ],
 )
 def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:
-    assert judge(answers, is_scoring=True) is verdict
+    assert _judge(answers, is_scoring=True) is verdict
 
 
 def test_uncalled_prioritize_matters_only_with_several_nodes() -> None:
-    assert judge(A.LEFT_SEVERAL, is_scoring=False) is BypassVerdict.NOT_SCORED
-    assert judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.CALLED
+    assert _judge(A.LEFT_SEVERAL, is_scoring=False) is BypassVerdict.NOT_SCORED
+    assert _judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.CALLED

@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodPhase
 from extender.placement.bypass_causes import CauseKind, likely_causes
-from extender.placement.bypassed_pods import MAX_SCHEDULERS
+from extender.placement.bypassed_pods import _MAX_SCHEDULERS
 from extender.placement.request_log import PRIORITIZE
 from extender.settings.peers import BypassSettings
 from testkit.judging import DEFAULT, BindingWorld
@@ -194,7 +194,7 @@ def test_switched_off_it_counts_nothing() -> None:
 
 
 def test_invented_scheduler_names_make_no_series_without_end(part: BindingWorld) -> None:
-    for number in range(MAX_SCHEDULERS + 3):
+    for number in range(_MAX_SCHEDULERS + 3):
         record = part.pod(str(number), scheduler_name=f"s{number}")
         part.create(record)
         part.bind(record)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.core.nodes.inventory import PodRecord
-from extender.effects.peer_link import MAX_QUEUE
+from extender.effects.peer_link import _MAX_QUEUE
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS
 from extender.placement.request_log import FILTER, PRIORITIZE
 from tests.extender.placement.peers_by_hand import (
@@ -248,7 +248,7 @@ def test_a_replica_that_cannot_report_for_too_long_leaves_pods_unjudged(
     pod = truth.create("p")
     near.see_all()
     far.answer_all(pod)
-    others = [truth.create(str(number)) for number in range(MAX_QUEUE)]
+    others = [truth.create(str(number)) for number in range(_MAX_QUEUE)]
     for other in others:
         far.answer(other)  # enough requests to drop the first ones
     truth.bind(pod)

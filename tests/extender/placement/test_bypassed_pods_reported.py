@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from extender.placement.bypassed_pods import (
-    LOG_SECONDS,
+    _LOG_SECONDS,
+    _WATCH_SECONDS,
     MAX_WAIT_SECONDS,
-    WATCH_SECONDS,
 )
 from testkit.builders import GPU
 from testkit.judging import DEFAULT, BindingWorld, ReceivedPeriod
@@ -60,7 +60,7 @@ def test_replica_without_a_message_before_the_binding_leaves_the_pod_unjudged() 
 
 def test_replica_must_report_before_our_watch_shows_the_pod() -> None:
     part = BindingWorld(received=(received := ReceivedPeriod()))
-    received.since = part.world.now - WATCH_SECONDS / 2
+    received.since = part.world.now - _WATCH_SECONDS / 2
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -120,9 +120,9 @@ def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(
         part.bind(part.pod(str(number)))
         part.judge()
     early = [line.pods for line in lines(caplog)]
-    part.world.now += LOG_SECONDS
+    part.world.now += _LOG_SECONDS
     part.bypassed_pods.sweep()
-    part.world.now += LOG_SECONDS
+    part.world.now += _LOG_SECONDS
     part.bypassed_pods.sweep()
 
     assert early == [1]

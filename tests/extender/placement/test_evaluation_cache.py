@@ -22,9 +22,9 @@ from extender.core.decision.evaluation import (
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, Snapshot, batch_rows
 from extender.core.steps import Steps, finish
-from extender.fleet.snapshots import REFRESH_SECONDS
+from extender.fleet.snapshots import _REFRESH_SECONDS
 from extender.placement import evaluation_cache as placement_cache
-from extender.placement.evaluation_cache import EXPECTED_SECONDS, MAX_EXPECTED
+from extender.placement.evaluation_cache import _EXPECTED_SECONDS, MAX_EXPECTED
 from testkit.builders import GPU, pod_ref, request
 from testkit.world import World
 
@@ -104,7 +104,7 @@ class Histories(RuleBasedStateMachine):
             [f"node-{node}"] if f"node-{node}" in self.world.fleet.nodes else []
         )
 
-    @rule(seconds=st.sampled_from([1.0, REFRESH_SECONDS, 60.0, -600.0]))
+    @rule(seconds=st.sampled_from([1.0, _REFRESH_SECONDS, 60.0, -600.0]))
     def wait(self, seconds: float) -> None:
         self.world.clock.now += seconds
 
@@ -244,7 +244,7 @@ def test_unprepared_requests_are_evaluated_one_per_step(
 ) -> None:
     for count in (1, 2, 3):
         world.rank(request(count))
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
     pools_evaluated.clear()
 
@@ -321,7 +321,7 @@ def test_requests_are_precomputed_up_to_a_limit_until_used_or_expired(
     expect(world, 100)
     assert len(pools_evaluated) == 1
 
-    world.clock.now += EXPECTED_SECONDS
+    world.clock.now += _EXPECTED_SECONDS
     expect(world, 101)
     assert len(pools_evaluated) == 2
 
@@ -353,7 +353,7 @@ def test_an_evaluation_prepared_for_a_refresh_is_not_repeated(
 ) -> None:
     for count in (1, 2, 3):
         world.rank(request(count))
-    world.clock.now += REFRESH_SECONDS
+    world.clock.now += _REFRESH_SECONDS
     pools_evaluated.clear()
 
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
@@ -368,7 +368,7 @@ def test_an_evaluation_prepared_for_a_refresh_is_not_repeated(
 def test_the_least_recently_used_request_is_evicted(
     world: World, pools_evaluated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement_cache, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(placement_cache, "_MAX_REQUESTS", 2)
     for count in (1, 2, 1, 3):
         world.rank(request(count))
     pools_evaluated.clear()

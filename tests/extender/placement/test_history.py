@@ -13,9 +13,9 @@ from extender.fleet.latest_values import ReportedSignals
 from extender.fleet.reported_values import ReportedValues
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
-    EXPLAINABLE,
-    EXPLAINABLE_SECONDS,
-    MAX_CHOICES,
+    _EXPLAINABLE,
+    _EXPLAINABLE_SECONDS,
+    _MAX_CHOICES,
     Choice,
     DecisionHistory,
     DecisionRecord,
@@ -155,7 +155,7 @@ def test_choice_is_returned_once_even_after_its_decision_was_dropped() -> None:
 def test_the_number_of_choices_for_unbound_pods_is_bounded() -> None:
     history = DecisionHistory(1)
     record = remember(history, "a")
-    for number in range(MAX_CHOICES + 1):
+    for number in range(_MAX_CHOICES + 1):
         history.add(replace(record, pod=pod_ref(f"more-{number}")))
 
     assert history.take_choice("uid-a") is None
@@ -165,9 +165,9 @@ def test_the_number_of_choices_for_unbound_pods_is_bounded() -> None:
 
 def test_old_decisions_release_their_snapshots() -> None:
     history = DecisionHistory(1000)
-    records = [remember(history, str(number)) for number in range(EXPLAINABLE + 5)]
+    records = [remember(history, str(number)) for number in range(_EXPLAINABLE + 5)]
 
-    assert [record.gather is None for record in records] == [True] * 5 + [False] * EXPLAINABLE
+    assert [record.gather is None for record in records] == [True] * 5 + [False] * _EXPLAINABLE
     history.note_bound("uid-0", "node-z")
     assert records[0].bound_node == "node-z"
     found = [(detail.node, detail.is_late) for detail in records[0].details]
@@ -177,10 +177,10 @@ def test_old_decisions_release_their_snapshots() -> None:
 def test_decisions_release_their_snapshots_after_some_time() -> None:
     history = DecisionHistory(1000)
     old = remember(history, "a")
-    remember(history, "b", at=NOW + EXPLAINABLE_SECONDS)
+    remember(history, "b", at=NOW + _EXPLAINABLE_SECONDS)
     is_kept = [old.gather is not None]
 
-    new = remember(history, "c", at=NOW + EXPLAINABLE_SECONDS + 0.1)
+    new = remember(history, "c", at=NOW + _EXPLAINABLE_SECONDS + 0.1)
 
     is_kept += [old.gather is not None, new.gather is not None]
     assert is_kept == [True, False, True]
@@ -188,7 +188,7 @@ def test_decisions_release_their_snapshots_after_some_time() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "is_late"),
-    [(0.0, False), (EXPLAINABLE_SECONDS, False), (EXPLAINABLE_SECONDS + 0.1, True)],
+    [(0.0, False), (_EXPLAINABLE_SECONDS, False), (_EXPLAINABLE_SECONDS + 0.1, True)],
 )
 def test_bound_node_is_explained_as_at_the_decision_unless_bound_late(
     seconds: float, *, is_late: bool

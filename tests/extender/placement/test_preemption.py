@@ -10,7 +10,7 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import LoadFilter, Policy, PriceMode, Prices
 from extender.core.request.request import GpuRequest
 from extender.core.steps import finish
-from extender.fleet.allocation import MAX_DEVICES
+from extender.fleet.allocation import _MAX_DEVICES
 from extender.placement.placer import Victims
 from testkit.agent.fleet_reports import Agents
 from testkit.builders import GIB, GPU, pod_ref, rejected, request
@@ -363,8 +363,8 @@ def test_node_with_more_devices_than_the_snapshot_is_no_fault() -> None:
     world.bind("a", "node-0")
     finish(world.fleet.refresh_in_steps())
     room = len(world.fleet.snapshot().telemetry.latest)
-    for number in range(1, room // MAX_DEVICES + 1):
-        offer(f"node-{number}", MAX_DEVICES)
+    for number in range(1, room // _MAX_DEVICES + 1):
+        offer(f"node-{number}", _MAX_DEVICES)
     world.fleet.snapshot()
     offer("node-0", 3)
     slots = world.fleet.leaving("node-0", frozenset())[GPU].row.slots

@@ -7,9 +7,9 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.request_log import (
+    _KEPT_SECONDS,
+    _MAX_PATHS,
     FILTER,
-    KEPT_SECONDS,
-    MAX_PATHS,
     PRIORITIZE,
     SILENCE_SECONDS,
     AnsweredRequest,
@@ -179,7 +179,7 @@ def test_requests_to_other_replicas_count(world: World) -> None:
 
 def test_requests_are_forgotten_once_no_binding_can_follow(world: World) -> None:
     world.request_log.note(answered(world, uid="old"))
-    world.now += KEPT_SECONDS - 1
+    world.now += _KEPT_SECONDS - 1
     world.request_log.note(answered(world, uid="new"))
     world.now += 1
     world.request_log.expire()
@@ -187,7 +187,7 @@ def test_requests_are_forgotten_once_no_binding_can_follow(world: World) -> None
     assert world.request_log.verdict("old") is BypassVerdict.NOT_CALLED
     assert world.request_log.verdict("new") is not BypassVerdict.NOT_CALLED
     assert len(world.request_log) == 1
-    assert world.request_log.forgotten_until == world.now - KEPT_SECONDS
+    assert world.request_log.forgotten_until == world.now - _KEPT_SECONDS
 
 
 REFUSED = {"verb": FILTER, "choices": 0}
@@ -253,7 +253,7 @@ def test_incidents_count_until_a_long_time_without_any(world: World) -> None:
 
 
 def test_the_latest_wrong_paths_are_remembered(world: World) -> None:
-    paths = [f"/{number}" for number in range(MAX_PATHS + 1)]
+    paths = [f"/{number}" for number in range(_MAX_PATHS + 1)]
     for path in [*paths, "/1"]:
         world.request_log.note_wrong_path(path)
 

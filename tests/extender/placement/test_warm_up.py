@@ -10,7 +10,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.placement.evaluation_cache import MAX_EXPECTED
-from extender.placement.warm_up import GATHER_SECONDS, WarmUp
+from extender.placement.warm_up import _GATHER_SECONDS, WarmUp
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.fake_kube import eventually
@@ -96,7 +96,7 @@ async def test_a_change_is_evaluated_at_once_and_those_soon_after_it_together(
     sleep, slept = asyncio.sleep, asyncio.Event()
 
     async def rest(seconds: float) -> None:
-        if seconds == GATHER_SECONDS:
+        if seconds == _GATHER_SECONDS:
             await slept.wait()
         else:
             await sleep(seconds)
@@ -105,7 +105,7 @@ async def test_a_change_is_evaluated_at_once_and_those_soon_after_it_together(
         looks.append(None)
         yield
 
-    monkeypatch.setattr("extender.placement.warm_up.LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("extender.placement.warm_up._LOOK_SECONDS", 60.0)
     monkeypatch.setattr("extender.placement.warm_up.asyncio.sleep", rest)
     monkeypatch.setattr(world.placer.evaluation_cache, "update_in_steps", warm)
     task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate())

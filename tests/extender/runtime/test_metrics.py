@@ -8,7 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from extender.app import Extender
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings
-from extender.webhook.handlers import FAULTY, VERBS, RequestOutcome
+from extender.webhook.handlers import _FAULTY, _VERBS, RequestOutcome
 
 ELSEWHERE: Final = {
     "gpu_cost": "no namespace is known beforehand",
@@ -57,10 +57,10 @@ async def test_metrics_have_each_verb_with_each_outcome(fresh: Extender) -> None
 
     seen = {(sample.labels["verb"], sample.labels["outcome"]) for sample in family.samples}
 
-    assert seen == {(verb, outcome) for verb in VERBS for outcome in RequestOutcome}
+    assert seen == {(verb, outcome) for verb in _VERBS for outcome in RequestOutcome}
 
 
 async def test_faults_have_a_series_wherever_they_may_happen(fresh: Extender) -> None:
     (family,) = fresh.metrics.faults.collect()
 
-    assert {sample.labels["verb"] for sample in family.samples} == set(FAULTY)
+    assert {sample.labels["verb"] for sample in family.samples} == set(_FAULTY)

@@ -16,11 +16,11 @@ from tests.extender.settings.settings_files import write_settings
 REFLECTOR = "extender.sources.kubernetes.reflector:ReflectorSettings"
 CONSTANTS = {
     "window_seconds": "extender.core.policy:Policy.window_seconds",
-    "prometheus.parallel_queries": "extender.sources.prometheus.http:PARALLEL_QUERIES",
-    "prometheus.max_answer_mib": "extender.sources.prometheus.http:MAX_ANSWER_MIB",
-    "agents.batch_seconds": "extender.sources.agents.source:BATCH_SECONDS",
+    "prometheus.parallel_queries": "extender.sources.prometheus.http:_PARALLEL_QUERIES",
+    "prometheus.max_answer_mib": "extender.sources.prometheus.http:_MAX_ANSWER_MIB",
+    "agents.batch_seconds": "extender.sources.agents.source:_BATCH_SECONDS",
     "agents.token_seconds": "extender.sources.agents.tokens:_TOKEN_SECONDS",
-    "agents.reviews_per_second": "extender.sources.agents.tokens:REVIEWS_PER_SECOND",
+    "agents.reviews_per_second": "extender.sources.agents.tokens:_REVIEWS_PER_SECOND",
     "agents.review_timeout_seconds": "extender.kube.token_review:REVIEW_TIMEOUT_SECONDS",
     "api.token_seconds": "extender.api.caller:TOKEN_SECONDS",
     "api.rights_seconds": "extender.api.caller:RIGHTS_SECONDS",

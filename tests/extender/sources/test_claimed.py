@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import ClaimedDevice
-from extender.sources.kubernetes.claims import DeviceName, reduce_claim, reduce_slice
-from extender.sources.kubernetes.reflector import MAX_FAILURES
+from extender.sources.kubernetes.claims import DeviceName, _reduce_claim, _reduce_slice
+from extender.sources.kubernetes.reflector import _MAX_FAILURES
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from testkit.kube_objects import Object, pod
 from tests.extender.sources.watched_cluster import FAST, Sink, watched_cluster
@@ -93,14 +93,14 @@ def held(sink: Sink, uid: str = "p") -> tuple[ClaimedDevice, ...] | None:
     ],
 )
 def test_claims_without_a_held_gpu_are_not_stored(raw: Object) -> None:
-    assert reduce_claim(raw) is None
+    assert _reduce_claim(raw) is None
 
 
 def test_gpus_and_pods_of_a_claim_are_stored() -> None:
     raw = claim("c", "a", "b", devices=["gpu-0", "gpu-3"])
     raw["status"]["reservedFor"].append({"apiGroup": "x", "resource": "pods", "uid": "other"})
 
-    record = reduce_claim(raw)
+    record = _reduce_claim(raw)
 
     assert record is not None
     assert record.pods == ("a", "b")
@@ -111,7 +111,7 @@ def test_a_slice_has_the_uuid_of_a_card_and_the_profile_of_an_instance() -> None
     instance = {"type": "mig", "uuid": "MIG-1", "parentUUID": "GPU-1", "profile": "1g.10gb"}
     qualified = {f"{DRIVER}/uuid": "GPU-2"}
 
-    record = reduce_slice(resource_slice(gpu_0_mig=instance, gpu_1=qualified, gpu_2={}))
+    record = _reduce_slice(resource_slice(gpu_0_mig=instance, gpu_1=qualified, gpu_2={}))
 
     assert record is not None
     assert record.devices == {
@@ -122,7 +122,7 @@ def test_a_slice_has_the_uuid_of_a_card_and_the_profile_of_an_instance() -> None
 
 
 def test_slices_of_other_drivers_are_not_stored() -> None:
-    assert reduce_slice(resource_slice(driver="nic.example.com", a={})) is None
+    assert _reduce_slice(resource_slice(driver="nic.example.com", a={})) is None
 
 
 async def test_pods_are_reported_with_the_gpus_that_they_hold(
@@ -275,7 +275,7 @@ async def test_a_pod_that_came_during_a_failure_of_the_watch_may_hold_gpus(
 
         assert (held(sink, "before"), held(sink)) == ((), None)
 
-        await eventually(lambda: source.status["resourceclaims"].errors >= MAX_FAILURES)
+        await eventually(lambda: source.status["resourceclaims"].errors >= _MAX_FAILURES)
         kube.dra_refusal = None
         await eventually(lambda: source.status["resourceclaims"].lists > lists)
         assert held(sink, "before") == ()

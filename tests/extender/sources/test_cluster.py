@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from extender.kube.client import KubeClient
-from extender.sources.kubernetes.cluster import NODES
+from extender.sources.kubernetes.cluster import _NODES
 from extender.sources.kubernetes.object_cache import Pacer
 from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 from testkit.fake_kube import (
@@ -237,7 +237,7 @@ async def test_a_burst_yields_the_loop_to_other_tasks(
 ) -> None:
     feed = SlowFeed()
     client = await KubeClient.connect(kube.write_kubeconfig(tmp_path / "kubeconfig"))
-    reflector = Reflector(client, NODES, feed, ReflectorSettings(page_size=100), clock=time.time)
+    reflector = Reflector(client, _NODES, feed, ReflectorSettings(page_size=100), clock=time.time)
 
     async def count_turns() -> None:
         while True:

@@ -9,9 +9,9 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.group_sizes import (
     GroupSizes,
-    gang_size,
-    job_set_size,
-    least_members,
+    _gang_size,
+    _job_set_size,
+    _least_members,
 )
 from extender.sources.kubernetes.object_cache import Pacer
 from extender.sources.kubernetes.object_kinds import Feed
@@ -49,7 +49,7 @@ def jobs(template: object, **spec: Any) -> dict[str, Any]:
 def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
     replicated: object, size: int
 ) -> None:
-    assert job_set_size({"spec": {"replicatedJobs": replicated}}, NAMES) == size
+    assert _job_set_size({"spec": {"replicatedJobs": replicated}}, NAMES) == size
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,10 @@ def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
     ],
 )
 def test_size_of_a_pod_group_is_its_minimum_to_start(spec: object, gang: int, least: int) -> None:
-    assert (gang_size({"spec": spec}, NAMES), least_members({"spec": spec}, NAMES)) == (gang, least)
+    assert (_gang_size({"spec": spec}, NAMES), _least_members({"spec": spec}, NAMES)) == (
+        gang,
+        least,
+    )
 
 
 def feed_of(sizes: GroupSizes) -> Feed:

@@ -16,9 +16,9 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
 from extender.insight.what_if import read_requested_selection
 from extender.runtime.metrics import Metrics
-from extender.sources.kubernetes.claims import reduce_claim, reduce_slice
+from extender.sources.kubernetes.claims import _reduce_claim, _reduce_slice
 from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
-from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, decode_review
+from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, _decode_review
 from extender.webhook.go_json import POD, restore_case
 from testkit.controlplane.objects import Object
 from testkit.hostile_objects import (
@@ -106,7 +106,7 @@ def read_review(raw: Mapping[str, object]) -> object:
     except (RecursionError, ValueError):
         return "it cannot be sent"
     try:
-        return WEBHOOK.decide(decode_review(body))
+        return WEBHOOK.decide(_decode_review(body))
     except ReviewError as error:
         return error
 
@@ -121,8 +121,8 @@ def read_review(raw: Mapping[str, object]) -> object:
         pytest.param(WAITING_OBJECT, read_wishes, id="wishes"),
         pytest.param(REVIEW_OBJECT, read_review, id="review"),
         pytest.param(NODE_OBJECT, lambda raw: reduce_node(raw, NAMES), id="node"),
-        pytest.param(CLAIM_OBJECT, reduce_claim, id="claim"),
-        pytest.param(SLICE_OBJECT, reduce_slice, id="slice"),
+        pytest.param(CLAIM_OBJECT, _reduce_claim, id="claim"),
+        pytest.param(SLICE_OBJECT, _reduce_slice, id="slice"),
     ],
 )
 def test_any_value_in_any_field_is_read_or_ignored(sample: Object, read: Read) -> None:

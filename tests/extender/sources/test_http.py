@@ -22,7 +22,7 @@ PATIENCE = 60.0  # for tests that do not time out
 
 @pytest.fixture(autouse=True)
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_ANSWER_MIB", 1)
+    monkeypatch.setattr(http, "_MAX_ANSWER_MIB", 1)
 
 
 @pytest.fixture

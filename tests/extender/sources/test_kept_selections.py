@@ -7,7 +7,7 @@ import pytest
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.node_selection import Selection
 from extender.core.request.gpu_resources import ResourceNames
-from extender.sources.kubernetes.records import MAX_SELECTION, reduce_node, reduce_pod
+from extender.sources.kubernetes.records import _MAX_SELECTION, reduce_node, reduce_pod
 from testkit.kube_objects import Object, node, pod
 
 SSD = {"disk": "ssd"}
@@ -52,7 +52,7 @@ def test_a_pod_with_claims_only_has_no_selection() -> None:
 
 
 @pytest.mark.parametrize(
-    "selector", [{"a": "x" * MAX_SELECTION}, {f"l{at}": "x" for at in range(MAX_SELECTION // 16)}]
+    "selector", [{"a": "x" * _MAX_SELECTION}, {f"l{at}": "x" for at in range(_MAX_SELECTION // 16)}]
 )
 def test_a_selection_that_is_too_large_is_not_stored(selector: dict[str, str]) -> None:
     assert kept(selecting(selector)).selection is None

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.kubernetes.object_cache import STEP_SECONDS, ObjectCache, Pacer
+from extender.sources.kubernetes.object_cache import _STEP_SECONDS, ObjectCache, Pacer
 
 changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
 
@@ -98,7 +98,7 @@ async def test_without_replace_the_first_list_is_reported_record_by_record_in_st
 
     def apply(record: int) -> None:
         reported.append(record)
-        time.sleep(2 * STEP_SECONDS)
+        time.sleep(2 * _STEP_SECONDS)
 
     object_cache: ObjectCache[int] = ObjectCache(apply=apply, remove=lambda _: None)
     object_cache.begin_list()

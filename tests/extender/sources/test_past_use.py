@@ -15,7 +15,7 @@ from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus import past_use
-from extender.sources.prometheus.history import USE_STEP_SECONDS
+from extender.sources.prometheus.history import _USE_STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse
 from testkit.app import running
 from testkit.controlplane.backfilling import Line, backfill
@@ -103,7 +103,7 @@ async def test_the_end_of_the_last_use_is_found(
     used_ago, guess = ago(last_uses, *uuid.split(":"))
 
     # Never too long: the end of the step counts, or of the next step if this one is unknown.
-    assert hours * HOUR - 2 * USE_STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
+    assert hours * HOUR - 2 * _USE_STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
     assert guess is is_guess
 
 
@@ -126,7 +126,7 @@ async def test_without_prometheus_nothing_is_queried() -> None:
 async def test_a_failed_query_is_retried_a_few_times(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(past_use, "_RETRY_DELAYS_SECONDS", (0.0, 0.0))
 
     async def fail(_: web.Request) -> web.Response:
         return web.Response(status=503, text="out of order")
@@ -143,8 +143,8 @@ async def test_a_failed_query_is_retried_a_few_times(
 
 
 async def test_query_of_the_past_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_use, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr(past_use, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(past_use, "_RETRY_DELAYS_SECONDS", ())
     left = 3
 
     def is_busy() -> bool:

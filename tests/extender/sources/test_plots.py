@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from extender.core.devices.readings import DeviceKey
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus.plots import STEPS, PrometheusPlots
+from extender.sources.prometheus.plots import _STEPS, PrometheusPlots
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
 
@@ -42,7 +42,7 @@ async def test_the_last_hour_of_cards_and_mig_instances_is_returned() -> None:
         hour = await plots(url=cluster.prometheus_url).hour(requested)
 
     assert hour.error == ""
-    assert len(hour.times) == STEPS
+    assert len(hour.times) == _STEPS
     assert set(hour.activity) == set(requested)
     assert max(value or 0.0 for value in hour.activity[requested[0]]) == pytest.approx(
         0.97, abs=0.03
@@ -92,7 +92,7 @@ async def test_odd_rows_are_ignored() -> None:
         hour = await plots(url=url).hour([CARD])
 
     assert hour.error == ""
-    assert hour.activity == {CARD: [None] * STEPS}
+    assert hour.activity == {CARD: [None] * _STEPS}
 
 
 async def test_credentials_and_selector_are_sent_with_each_query(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus.plots import STEPS, PrometheusPlots
+from extender.sources.prometheus.plots import _STEPS, PrometheusPlots
 from testkit.controlplane.backfilling import Line, backfill
 from testkit.controlplane.scraping import prometheus_process
 
@@ -88,7 +88,7 @@ async def test_the_last_hour_is_returned_by_minute(url: str) -> None:
 
     activity, memory = hour.activity[CARD], hour.memory_bytes[CARD]
     assert hour.error == ""
-    assert len(hour.times) == len(activity) == len(memory) == STEPS
+    assert len(hour.times) == len(activity) == len(memory) == _STEPS
     assert set(activity[:29]) == {0.9}
     assert set(activity[33:]) == {0.0}
     assert [None if one is None else one / MIB for one in memory[:10:3]] == pytest.approx(

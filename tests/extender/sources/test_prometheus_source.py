@@ -22,7 +22,7 @@ from extender.sources.prometheus import source as prometheus
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 from extender.sources.prometheus.source import PrometheusSource
-from extender.sources.prometheus.worker import ITEMS_PER_FRAME
+from extender.sources.prometheus.worker import _ITEMS_PER_FRAME
 from testkit.prometheus.fake import FakePrometheus, series
 from tests.extender.sources.delivered import DEADLINE_SECONDS, NODES, until
 
@@ -221,14 +221,14 @@ async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus)
 async def test_past_readings_arrive_in_parts(fake: FakePrometheus) -> None:
     fake.series = [
         series("DCGM_FI_DEV_GPU_UTIL", number % 100, UUID=f"GPU-{number}", Hostname="gpu-1")
-        for number in range(2 * ITEMS_PER_FRAME + 1)
+        for number in range(2 * _ITEMS_PER_FRAME + 1)
     ]
     async with running(fake.url, window_seconds=3600) as delivered:
         await until(lambda: len(delivered.history) == 3)
 
     assert [len(part.devices) for part in delivered.history] == [
-        ITEMS_PER_FRAME,
-        ITEMS_PER_FRAME,
+        _ITEMS_PER_FRAME,
+        _ITEMS_PER_FRAME,
         1,
     ]
     for part in delivered.history:

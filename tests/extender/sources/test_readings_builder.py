@@ -16,7 +16,7 @@ from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.dcgm_labels import changed_tenants
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.source import ReadingsBuilder
-from extender.sources.prometheus.worker import ITEMS_PER_FRAME, round_frames
+from extender.sources.prometheus.worker import _ITEMS_PER_FRAME, round_frames
 from testkit.collecting import vector_of
 
 drivers = st.sampled_from(["580", "590"])
@@ -108,7 +108,7 @@ def test_any_sequence_of_changes_is_applied(
 
 
 def test_a_large_fleet_arrives_in_parts_and_complete() -> None:
-    rows = [device(number) for number in range(2 * ITEMS_PER_FRAME + 1)]
+    rows = [device(number) for number in range(2 * _ITEMS_PER_FRAME + 1)]
     found = round_of(DeviceTable(), rows)
 
     answer = list(round_frames(found))

@@ -7,8 +7,8 @@ import pytest
 from extender.core.decision.filtering import Rejection
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
-from extender.core.request.scheduled_condition import MAX_MESSAGE
-from extender.sources.kubernetes.records import MAX_WISHES, reduce_pod
+from extender.core.request.scheduled_condition import _MAX_MESSAGE
+from extender.sources.kubernetes.records import _MAX_WISHES, reduce_pod
 from testkit.kube_objects import Object, pod
 
 PREEMPTION = (
@@ -82,7 +82,7 @@ def test_records_with_different_versions_are_equal() -> None:
 def test_long_annotations_are_stored_only_of_refused_pods() -> None:
     ours, others = waiting(f"1 {Rejection.NOT_IDLE.value}."), waiting("1 Insufficient cpu.")
     for raw in (ours, others):
-        raw["metadata"]["annotations"] = {"idlegpu.io/unknown": "x" * MAX_WISHES}
+        raw["metadata"]["annotations"] = {"idlegpu.io/unknown": "x" * _MAX_WISHES}
         raw["metadata"]["resourceVersion"] = "7"
 
     assert len(reduced(ours).wishes) == 1
@@ -107,7 +107,7 @@ def test_kube_schedulers_message_is_stored_while_the_pod_waits() -> None:
 
 
 def test_a_long_message_is_cut() -> None:
-    assert len(reduced(waiting("x" * 100_000)).message) == MAX_MESSAGE
+    assert len(reduced(waiting("x" * 100_000)).message) == _MAX_MESSAGE
 
 
 def test_a_scheduling_gate_is_recognized() -> None:

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import Column, Signal
-from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
-from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
+from extender.sources.prometheus.collector import _FULL_SECONDS, SlowColumns
+from extender.sources.prometheus.dcgm import _DEFAULT_METRICS, Metric
 from testkit.collecting import NOW, CollectorState
 from testkit.prometheus.fake import FakePrometheus, Series, series, util
 
 NAN = float("nan")
 XID, TOTAL, TEMPERATURE = (
-    next(metric for metric in DEFAULT_METRICS if metric.signal is signal)
+    next(metric for metric in _DEFAULT_METRICS if metric.signal is signal)
     for signal in (Signal.XID, Signal.MEMORY_TOTAL, Signal.TEMPERATURE)
 )
 
@@ -90,8 +90,8 @@ def test_sizes_are_queried_within_a_minute() -> None:
     slow_columns.column(TOTAL, NOW)
     server.values = (80.0, 96.0)
 
-    before = slow_columns.column(TOTAL, NOW + FULL_SECONDS - 1).tolist()
-    after = slow_columns.column(TOTAL, NOW + FULL_SECONDS).tolist()
+    before = slow_columns.column(TOTAL, NOW + _FULL_SECONDS - 1).tolist()
+    after = slow_columns.column(TOTAL, NOW + _FULL_SECONDS).tolist()
 
     assert (before, after) == ([80.0, 40.0], [80.0, 96.0])
     assert server.state == [False, False]

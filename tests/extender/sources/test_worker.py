@@ -6,7 +6,7 @@ from pathlib import Path
 
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.process import _serialize_settings
-from extender.sources.prometheus.worker import read_settings
+from extender.sources.prometheus.worker import _read_settings
 
 FULL = Prometheus.model_validate(
     {
@@ -23,7 +23,7 @@ FULL = Prometheus.model_validate(
 
 
 def test_settings_arrive_unchanged() -> None:
-    arrived = read_settings(_serialize_settings(FULL))
+    arrived = _read_settings(_serialize_settings(FULL))
 
     for name in Prometheus.model_fields.keys() - {"metrics", "node_labels"}:
         assert getattr(arrived, name) == getattr(FULL, name), name

@@ -9,9 +9,9 @@ import orjson
 import pytest
 from aiohttp import web
 
-from extender.placement.request_log import MAX_PATHS, SHOWN_PATH, BypassVerdict
+from extender.placement.request_log import _MAX_PATHS, _SHOWN_PATH, BypassVerdict
 from extender.webhook.abandoned import noting_wrong_paths
-from extender.webhook.handlers import ABOUT, Webhooks
+from extender.webhook.handlers import _ABOUT, Webhooks
 from testkit.fake_kube import eventually
 from testkit.webhook_requests import Client, MakeClient, call, names_request, pod
 from testkit.world import World
@@ -151,7 +151,7 @@ async def test_a_request_with_an_internal_fault_is_logged(world: World) -> None:
 
     _, response = await replace(world.webhooks(), is_ready=fail).filter(REQUEST)
 
-    assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-requester"
+    assert response[_ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-requester"
 
 
 async def test_a_wrong_path_is_logged_and_not_found(
@@ -172,5 +172,5 @@ def test_the_log_of_wrong_paths_is_limited(world: World) -> None:
     for number in range(100):
         world.request_log.note_wrong_path(f"/{number}" + "x" * 1000)
 
-    assert len(world.request_log.wrong_paths) == MAX_PATHS
-    assert max(map(len, world.request_log.wrong_paths)) == SHOWN_PATH
+    assert len(world.request_log.wrong_paths) == _MAX_PATHS
+    assert max(map(len, world.request_log.wrong_paths)) == _SHOWN_PATH

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from extender.webhook.handlers import BETWEEN_VERBS_SECONDS
+from extender.webhook.handlers import _BETWEEN_VERBS_SECONDS
 from testkit.cards import BUSY, IDLE
 from testkit.webhook_requests import Client, call, pod, scores_of
 from testkit.world import World
@@ -56,13 +56,13 @@ async def test_filter_details_are_recorded_after_or_with_prioritize(
     request = orjson.dumps({"Pod": pod(), "NodeNames": NODES})
     await webhooks.filter(request)
     (first,) = world.history
-    await asyncio.sleep(0.9 * BETWEEN_VERBS_SECONDS)
+    await asyncio.sleep(0.9 * _BETWEEN_VERBS_SECONDS)
     assert not first.evidence
-    await asyncio.sleep(0.2 * BETWEEN_VERBS_SECONDS)
+    await asyncio.sleep(0.2 * _BETWEEN_VERBS_SECONDS)
     assert first.evidence
 
     await webhooks.filter(request)
     await webhooks.prioritize(request)
-    await asyncio.sleep(0.01 * BETWEEN_VERBS_SECONDS)
+    await asyncio.sleep(0.01 * _BETWEEN_VERBS_SECONDS)
 
     assert all(record.evidence for record in world.history)

@@ -188,7 +188,7 @@ async def test_a_request_over_one_mebibyte_is_answered(client: Client) -> None:
 async def test_sixty_mebibytes_of_whole_nodes_are_answered(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "BODY_BYTES", 64 * MIB)  # as with a thousand nodes
+    monkeypatch.setattr(handlers, "_BODY_BYTES", 64 * MIB)  # as with a thousand nodes
     padding = "x" * (60 * MIB // 5000)
     head = f'{{"Pod":{json.dumps(pod())},"Nodes":{{"items":['
     nodes = [f'{{"metadata":{{"name":"n{at}"}},"x":"{padding}"}}' for at in range(5000)]

@@ -224,7 +224,7 @@ def test_a_node_without_a_name_has_the_empty_name_as_in_go(document: object) -> 
         pytest.param(b'"%s"', '$ is "%s", must be an object', id="text"),
         pytest.param(b'{"Pod":[1]}', "$.Pod is a list, must be an object or null", id="pod"),
         pytest.param(
-            b'{"Pod":{"a":"%s"}}' % (b"x" * wire.MOST_POD_BYTES),
+            b'{"Pod":{"a":"%s"}}' % (b"x" * wire._MOST_POD_BYTES),
             "$.Pod is an object, must be at most 4194304 bytes",
             id="a pod larger than the API server takes",
         ),

@@ -17,7 +17,7 @@ from agent.report.contract import (
 )
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
-from extender.sources.agents.connection import MAX_UPDATES
+from extender.sources.agents.connection import _MAX_UPDATES
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.tokens import TokenReviewer
 from simulation.agents import run_agents
@@ -66,7 +66,7 @@ async def test_a_request_without_a_token_is_refused(tmp_path: Path) -> None:
 async def test_a_request_sent_byte_by_byte_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "REQUEST_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(source, "_REQUEST_TIMEOUT_SECONDS", 0.2)
     async with report_server(tmp_path) as server:
         reader, writer = await raw_connection(server, b"GET / HTTP/1.1\r\nX: ")
 
@@ -275,10 +275,10 @@ async def test_a_flooding_agent_is_read_no_faster_than_batches(tmp_path: Path) -
         writer.write(frame(update()))
         writer.write(b"".join([again] * 200_000))
         begun = asyncio.get_running_loop().time()
-        await eventually(lambda: server.source.status().reports > 3 * MAX_UPDATES)
+        await eventually(lambda: server.source.status().reports > 3 * _MAX_UPDATES)
 
-        batches = (asyncio.get_running_loop().time() - begun) / source.BATCH_SECONDS + 2
-        assert server.source.status().reports <= batches * MAX_UPDATES
+        batches = (asyncio.get_running_loop().time() - begun) / source._BATCH_SECONDS + 2
+        assert server.source.status().reports <= batches * _MAX_UPDATES
         assert writer.transport.get_write_buffer_size() > 1 << 20  # the data waits at the sender
 
 
@@ -295,7 +295,7 @@ async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
 async def test_forged_tokens_do_not_block_agents_of_other_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.sources.agents.tokens.REVIEWS_PER_SECOND", 20.0)
+    monkeypatch.setattr("extender.sources.agents.tokens._REVIEWS_PER_SECOND", 20.0)
     async with reviewing(tmp_path) as (reviews, client):
         tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
         forged = [token("gpu-9", expires_at=FLEET_CLOCK() + 60 + more) for more in range(300)]
@@ -316,7 +316,7 @@ async def test_forged_tokens_do_not_block_agents_of_other_addresses(
 async def test_too_many_waiting_reviews_of_an_address_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.sources.agents.tokens.MAX_WAITING", 0)
+    monkeypatch.setattr("extender.sources.agents.tokens._MAX_WAITING", 0)
     async with reviewing(tmp_path) as (reviews, client):
         tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
 

@@ -15,9 +15,9 @@ from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics
 from extender.webhook.admission.webhook import (
-    MAX_BODY_BYTES,
-    MAX_READING,
-    MAX_READING_EACH,
+    _MAX_BODY_BYTES,
+    _MAX_READING,
+    _MAX_READING_EACH,
     PATH,
     AdmissionWebhook,
 )
@@ -203,7 +203,7 @@ async def test_the_creator_of_a_pod_is_warned_of_invalid_annotations(
         review(operation="UPDATE"),
         review(object="a pod"),
         b'{"request":{"uid":' + b"[" * 2000,
-        b" " * (MAX_BODY_BYTES + 1),
+        b" " * (_MAX_BODY_BYTES + 1),
         review(object={"spec": {"containers": [GPU_CONTAINER] * 1001}}),
     ],
     ids=["empty", "null", "text", "pod", "update", "no-object", "deep", "large", "crowded"],
@@ -221,7 +221,7 @@ async def test_an_unreadable_review_allows_the_pod_and_is_counted_and_logged(
 async def test_slow_or_too_many_reviews_allow_the_pod(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.webhook.admission.webhook.READ_SECONDS", 0.05)
+    monkeypatch.setattr("extender.webhook.admission.webhook._READ_SECONDS", 0.05)
     never = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -232,7 +232,7 @@ async def test_slow_or_too_many_reviews_allow_the_pod(
         response = (await answer.json())["response"]
 
     assert (response["allowed"], "patch" in response) == (True, False)
-    monkeypatch.setattr("extender.webhook.admission.webhook.MAX_READING", 0)
+    monkeypatch.setattr("extender.webhook.admission.webhook._MAX_READING", 0)
     assert await served.scheduler_of(made(pod())) == ""
     assert served.count("unreadable") == 2
 
@@ -272,9 +272,11 @@ async def test_endless_reviews_from_one_address_do_not_block_another(
     async with aiohttp.ClientSession(connector=connector) as greedy:
         url = served.client.make_url(PATH)
         slow = [
-            asyncio.create_task(greedy.post(url, data=slowly())) for _ in range(MAX_READING + 10)
+            asyncio.create_task(greedy.post(url, data=slowly())) for _ in range(_MAX_READING + 10)
         ]
-        await eventually(lambda: served.count("unreadable") == MAX_READING + 10 - MAX_READING_EACH)
+        await eventually(
+            lambda: served.count("unreadable") == _MAX_READING + 10 - _MAX_READING_EACH
+        )
 
         assert await served.scheduler_of(made(pod())) == "idlegpu-scheduler"
         for task in slow:

@@ -5,17 +5,17 @@ from typing import Any, Final
 import pytest
 
 from extender.webhook.admission.webhook import (
-    MAX_WARNING,
+    _MAX_WARNING,
     ReviewError,
-    decode_review,
-    encode_answer,
-    patch_pod,
+    _decode_review,
+    _encode_answer,
+    _patch_pod,
 )
 from tests.extender.webhook.admission.reviews import review
 
 
 def test_a_review_contains_the_new_pod() -> None:
-    found = decode_review(json.dumps(review()).encode())
+    found = _decode_review(json.dumps(review()).encode())
 
     assert (found.uid, found.namespace) == ("705ab4f5", "team")
     assert found.pod["metadata"] == {"name": "a"}
@@ -69,7 +69,7 @@ def test_a_review_contains_the_new_pod() -> None:
 )
 def test_the_error_of_an_unusable_review_names_cause_and_place(body: bytes, cause: str) -> None:
     with pytest.raises(ReviewError) as caught:
-        decode_review(body)
+        _decode_review(body)
 
     message = str(caught.value)
     assert message.startswith("cannot")
@@ -78,13 +78,13 @@ def test_the_error_of_an_unusable_review_names_cause_and_place(body: bytes, caus
 
 def test_an_answer_to_an_unusable_review_repeats_its_uid() -> None:
     with pytest.raises(ReviewError) as caught:
-        decode_review(json.dumps(review(operation="DELETE")).encode())
+        _decode_review(json.dumps(review(operation="DELETE")).encode())
 
     assert caught.value.uid == "705ab4f5"
 
 
 def test_an_answer_without_a_patch_leaves_the_pod_unchanged() -> None:
-    assert json.loads(encode_answer("705ab4f5")) == {
+    assert json.loads(_encode_answer("705ab4f5")) == {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
         "response": {"uid": "705ab4f5", "allowed": True},
@@ -101,7 +101,7 @@ TOLERATES: Final = {
 
 
 def test_an_answer_changes_the_pod_with_a_json_patch() -> None:
-    response = json.loads(encode_answer("705ab4f5", patch=[SETS]))["response"]
+    response = json.loads(_encode_answer("705ab4f5", patch=[SETS]))["response"]
 
     assert response["allowed"]
     assert response["patchType"] == "JSONPatch"
@@ -125,7 +125,7 @@ def test_an_answer_changes_the_pod_with_a_json_patch() -> None:
 def test_a_pod_tolerates_the_taint_of_its_schedulers_nodes(
     spec: dict[str, Any], change: dict[str, Any] | None
 ) -> None:
-    patch = patch_pod(
+    patch = _patch_pod(
         {"spec": spec}, scheduler="idlegpu-scheduler", taint_key="idlegpu.io/scheduler"
     )
 
@@ -133,10 +133,10 @@ def test_a_pod_tolerates_the_taint_of_its_schedulers_nodes(
 
 
 def test_no_toleration_is_added_without_a_taint() -> None:
-    assert patch_pod({}, scheduler="idlegpu-scheduler", taint_key="") == [SETS]
+    assert _patch_pod({}, scheduler="idlegpu-scheduler", taint_key="") == [SETS]
 
 
 def test_warnings_are_few_and_short_enough_for_the_api_server() -> None:
-    response = json.loads(encode_answer("1", warnings=["a" * 1000, "b", "c", "d"]))["response"]
+    response = json.loads(_encode_answer("1", warnings=["a" * 1000, "b", "c", "d"]))["response"]
 
-    assert response["warnings"] == ["a" * MAX_WARNING, "b", "c"]
+    assert response["warnings"] == ["a" * _MAX_WARNING, "b", "c"]

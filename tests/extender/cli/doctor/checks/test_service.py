@@ -49,7 +49,7 @@ def test_normal_refusals_are_not_reported(reason: str) -> None:
 
 
 def test_normal_refusals_are_those_of_the_extender() -> None:
-    assert {reason.value for reason in refusal.EXPECTED_REASONS} == EVERYDAY
+    assert {reason.value for reason in refusal._EXPECTED_REASONS} == EVERYDAY
 
 
 def test_agents_on_unknown_nodes_are_reported() -> None:
