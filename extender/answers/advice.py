@@ -99,11 +99,11 @@ class PodAdvice(SampledUse):
         node: its node.
         resources: GPUs that it requests, by resource.
         gpus: number of its GPUs.
-        kind: `uses-a-tenth`, `asks-too-much` or `asks-too-little`.
+        kind: `uses-a-tenth`, `requests-too-much` or `requests-too-little`.
         memory_total_bytes: memory of each of its GPUs.
         pods_per_gpu: number of pods like this one that would fit on one GPU; null for advice on
             memory.
-        asked_memory_bytes: memory that it declares for each GPU.
+        requested_memory_bytes: memory that it declares for each GPU.
         suggested_memory_bytes: memory that it should declare.
         why: the reason in one sentence.
     """
@@ -117,7 +117,7 @@ class PodAdvice(SampledUse):
     kind: str
     memory_total_bytes: float
     pods_per_gpu: int | None
-    asked_memory_bytes: int | None
+    requested_memory_bytes: int | None
     suggested_memory_bytes: int | None
     why: str
 

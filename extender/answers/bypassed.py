@@ -51,10 +51,10 @@ class BypassedAnswer(Answer):
         unjudged: bindings for which no replica knows whether the extender answered.
         bound: groups of pods.
         likely_causes: likely causes.
-        asked_by: schedulers that call the extender, as known to this replica.
+        schedulers: schedulers that call the extender, as known to this replica.
     """
 
     unjudged: int
     bound: list[BypassedGroup]
     likely_causes: list[Cause]
-    asked_by: list[str] = []
+    schedulers: list[str] = []

@@ -121,7 +121,7 @@ class Explanation(Answer):
             except required node affinity, labels of node feature discovery, topology spread,
             volumes, quotas; `nodeSelector` and `affinity` as a whole if they name more than 100
             labels.
-        asked_node: record of the requested node.
+        requested_node: record of the requested node.
         gpus: indexes of the GPUs that the pod holds, if a source reports them.
     """
 
@@ -142,5 +142,5 @@ class Explanation(Answer):
     closed: list[ReasonNodes] = []
     problems: list[ProblemAnswer] = []
     not_checked: list[str] = []
-    asked_node: NodeReport | None = None
+    requested_node: NodeReport | None = None
     gpus: list[int] = []

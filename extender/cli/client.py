@@ -358,7 +358,7 @@ class Client:
         """
         if not job.scheduler:
             with suppress(ClientError):  # optional: the default scheduler may call it
-                job = replace(job, scheduler=only_scheduler(self.unasked().asked_by))
+                job = replace(job, scheduler=only_scheduler(self.unasked().schedulers))
         item = job.manifest()
         cluster = self._cluster or _default_cluster()
         path = PATHS[item["kind"]].format(job.namespace or cluster.namespace)

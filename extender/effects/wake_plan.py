@@ -146,7 +146,7 @@ class WakeNeed:
     """Requirements of a waiting pod.
 
     Attributes:
-        request: GPUs that it asks for.
+        request: GPUs that it requests.
         selection: nodes that its own spec allows.
         group: key of its group if the cluster may be too small for the group, else "".
     """
@@ -170,7 +170,7 @@ class Prospect:
     """Waiting pods with equal requirements, and the nodes with room for one of them.
 
     Attributes:
-        request: GPUs that each pod asks for.
+        request: GPUs that each pod requests.
         pods: the pods.
         nodes: suitable nodes, best first.
     """
@@ -200,7 +200,7 @@ class _Past:
     """History of a waiting pod.
 
     Attributes:
-        request: GPUs that it asks for.
+        request: GPUs that it requests.
         streak: number of checks in a row that found a node.
         tried: nodes for which it was woken, and is not woken again until `repeat_at`.
         repeat_at: monotonic time in seconds.

@@ -66,13 +66,13 @@ class HoldersChange:
 class HolderSources:
     """Latest device holders from each source.
 
-    Args:
+    Attributes:
         preference_seconds: time for which an agent's report is preferred to newer mappings of
             other sources.
     """
 
-    def __init__(self, preference_seconds: float = 0.0) -> None:
-        self.preference_seconds = preference_seconds
+    def __init__(self) -> None:
+        self.preference_seconds = 0.0
         self._complete: _PodsByDevice = {}
         self._is_known = False
         self._at = -inf

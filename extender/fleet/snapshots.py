@@ -209,9 +209,7 @@ class Snapshots:
                 yield from prepare(made)
             current = latest()
             # A query that could not wait may have built a whole snapshot meanwhile.
-            is_done = (
-                refresh.is_valid_under(self._policy) and snapshot_shape == self._snapshot_shape
-            )
+            is_done = refresh.policy is self._policy and snapshot_shape == self._snapshot_shape
         finally:
             self._refresh = None
             self._is_up_to_date &= is_done
@@ -339,7 +337,7 @@ class _Refresh:
 
     def __init__(self, before: Snapshot, policy: Policy, now: float, capacity: int) -> None:
         self._before = before
-        self._policy = policy
+        self.policy = policy
         self._now = now
         self._telemetry = Telemetry.missing(capacity)
         self.changed: set[str] = set()
@@ -398,15 +396,11 @@ class _Refresh:
             yield
         return pools
 
-    def is_valid_under(self, policy: Policy) -> bool:
-        """Return whether the result is still valid: the policy has not changed."""
-        return policy is self._policy
-
     def _estimate(self, store: DeviceStore, nodes: Iterable[str]) -> None:
         """Estimate all devices of the given nodes; an estimate may depend on sibling devices."""
         rows = store.rows_on(nodes)
         rows = rows[rows < len(self._telemetry.utilization)]  # later ones were added meanwhile
-        part, _ = estimate(store.evidence(rows), self._policy, self._now)
+        part, _ = estimate(store.evidence(rows), self.policy, self._now)
         part = replace(part, cause=renumber(part.cause, rows))
         for column in fields(part):
             getattr(self._telemetry, column.name)[rows] = getattr(part, column.name)

@@ -306,7 +306,7 @@ def _pod_view(found: PodFinding) -> PodAdvice:
         kind=found.kind,
         memory_total_bytes=found.memory_bytes,
         pods_per_gpu=found.per_card,
-        asked_memory_bytes=of_pod(hidden, record.memory_bytes),
+        requested_memory_bytes=of_pod(hidden, record.memory_bytes),
         suggested_memory_bytes=of_pod(
             hidden, None if found.memory is None else found.memory.suggested_bytes
         ),

@@ -306,8 +306,8 @@ def uses_a_tenth(used: list[Use]) -> bool:
 class MemoryVerdict(StrEnum):
     """Comparison of a pod's memory request with its use."""
 
-    TOO_MUCH = "asks-too-much"
-    TOO_LITTLE = "asks-too-little"
+    TOO_MUCH = "requests-too-much"
+    TOO_LITTLE = "requests-too-little"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class BypassedPodsTable:
             BypassedAnswer(
                 unjudged=report.unjudged,
                 bound=groups,
-                asked_by=sorted(report.asked_by),
+                schedulers=sorted(report.schedulers),
                 likely_causes=[Cause(**asdict(cause)) for cause in likely_causes(report)],
             )
         )

@@ -18,7 +18,7 @@ from extender.core.steps import let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.decisions import named
-from extender.insight.explain_node import Wish, asked_node
+from extender.insight.explain_node import Wish, requested_node
 from extender.insight.explain_replicas import (
     decided_at,
     filter_before,
@@ -355,7 +355,7 @@ class Explain:
             "others": [],
             "others_left": 0,
             "rejected": [],
-            "asked_node": None,
+            "requested_node": None,
         }
         if record is not None and waits(record):
             view |= self._waiting(record, NOTHING_REPORTED)
@@ -379,7 +379,7 @@ class Explain:
             "others": others,
             "others_left": left,
             "rejected": rejected_nodes(decision, wish.names),
-            "asked_node": asked_node(
+            "requested_node": requested_node(
                 wish, decision, names, self._fleet.nodes, now=partial(self._now, decided.request)
             ),
         }

@@ -78,7 +78,7 @@ class _NodeDetail(StrEnum):
     """No node has this name."""
 
 
-def asked_node(
+def requested_node(
     wish: Wish,
     decision: Decision,
     in_full: Iterable[str],

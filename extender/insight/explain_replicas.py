@@ -162,7 +162,7 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     shown = sorted(passed, key=lambda name: -passed[name])[:limit]
     ranked_in_full = len({one.node for one, _ in nodes if not one.rejection})
     names = {one.node for one, _ in nodes}
-    raw = filtered.get("asked_node")
+    raw = filtered.get("requested_node")
     node_report = msgspec.convert(raw, NodeReport) if raw is not None else None
     return ranked | {
         "filter": filtered["decision"],
@@ -171,7 +171,7 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
         "others": [Other(node=name, score=passed[name]) for name in shown],
         "others_left": max(counts.feasible - ranked_in_full - len(shown), 0),
         "rejected": filtered["rejected"],
-        "asked_node": in_short_or_full(node_report, names, counts.feasible)
+        "requested_node": in_short_or_full(node_report, names, counts.feasible)
         if node_report
         else None,
     }

@@ -35,7 +35,7 @@ from extender.core.steps import let_go
 from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.impossible_requests import request_problems
-from extender.insight.explain_node import Wish, asked_node
+from extender.insight.explain_node import Wish, requested_node
 from extender.insight.explain_views import (
     Ranking,
     closed_nodes,
@@ -273,7 +273,7 @@ class WhatIf:
             "rejected": rejected_nodes(decision, wish.names),
             "closed": closed_nodes(closed, wish.names),
             "not_checked": list(selection.not_checked),
-            "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
+            "requested_node": requested_node(wish, decision, names, self._fleet.nodes, shut),
         }
 
 

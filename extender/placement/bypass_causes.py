@@ -39,7 +39,7 @@ class BypassEvidence:
         pods: groups of bound pods.
         at: time of the observation, on the clock of the groups' times.
         unjudged: number of pods since the start whose requests are unknown.
-        asked_by: schedulers that call us: those of the setting, else those seen since the start.
+        schedulers: schedulers that call us: those of the setting, else those seen since the start.
         silence_seconds: time since the last request to any replica, None without any.
         lost_answers: requests whose client disconnected before our answer or while sending.
         slowest_seconds: duration of the slowest of these.
@@ -50,7 +50,7 @@ class BypassEvidence:
     pods: tuple[BoundPods, ...]
     at: float = 0.0
     unjudged: int = 0
-    asked_by: tuple[str, ...] = ()
+    schedulers: tuple[str, ...] = ()
     silence_seconds: float | None = None
     lost_answers: int = 0
     slowest_seconds: float = 0.0

@@ -78,7 +78,7 @@ class BypassedPods:
         self._bound: deque[_Bound] = deque()
         self._groups: OrderedDict[object, BoundPods] = OrderedDict()
         self._labels: set[str] = set()
-        self._asked_by: set[str] = set()
+        self._schedulers: set[str] = set()
         self._bypassed: list[tuple[PodRecord, BypassVerdict]] = []
         self._logged_at = -math.inf
         self._apply(settings)
@@ -153,7 +153,7 @@ class BypassedPods:
             pods=tuple(self._groups.values()),
             at=now,
             unjudged=self._unjudged,
-            asked_by=tuple(self._settings.schedulers or sorted(self._asked_by)),
+            schedulers=tuple(self._settings.schedulers or sorted(self._schedulers)),
             silence_seconds=None if last_at is None else now - last_at,
             lost_answers=lost,
             slowest_seconds=slowest_seconds,
@@ -190,8 +190,8 @@ class BypassedPods:
         were_refused = verdict is BypassVerdict.NOT_CALLED and record.uid in self._request_log
         self._request_log.forget(record.uid)
         self._count(record.scheduler_name, verdict)
-        if verdict is not BypassVerdict.NOT_CALLED and len(self._asked_by) < _MAX_SCHEDULERS:
-            self._asked_by.add(record.scheduler_name)
+        if verdict is not BypassVerdict.NOT_CALLED and len(self._schedulers) < _MAX_SCHEDULERS:
+            self._schedulers.add(record.scheduler_name)
         if verdict is not BypassVerdict.CALLED:
             self._bypassed.append((record, verdict))
         likeness = (record.scheduler_name, resources, verdict, were_refused)

@@ -26,14 +26,14 @@ class _RefreshedSources(Protocol):
     """The part of the source manager that the warm-up needs."""
 
     @property
-    def cluster(self) -> "SyncedInventory":
+    def cluster(self) -> "_SyncedInventory":
         """Source of nodes and pods."""
 
     async def refresh(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
         """Estimate all devices again, if it is time."""
 
 
-class SyncedInventory(Protocol):
+class _SyncedInventory(Protocol):
     """The part of the cluster source that the warm-up needs."""
 
     @property

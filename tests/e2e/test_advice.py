@@ -100,10 +100,10 @@ async def test_advice_rests_on_the_history_in_prometheus(world: World) -> None:
     assert cards[whole, 0]["verdict"] == "share"
     assert answer["pods_unjudged"] == 0
     pods = {one["kind"]: one for one in answer["pods"] if one["pod"].endswith("-small")}
-    assert set(pods) == {"uses-a-tenth", "asks-too-much"}
-    asks = pods["asks-too-much"]
-    assert (asks["asked_memory_bytes"], asks["source"]) == (40 * GIB, "prometheus")
-    assert asks["suggested_memory_bytes"] < 10 * GIB
+    assert set(pods) == {"uses-a-tenth", "requests-too-much"}
+    excessive = pods["requests-too-much"]
+    assert (excessive["requested_memory_bytes"], excessive["source"]) == (40 * GIB, "prometheus")
+    assert excessive["suggested_memory_bytes"] < 10 * GIB
 
     shown = await command("advise", "--over", "2h", "--node", shared)
     assert "do-not-share" in shown.out

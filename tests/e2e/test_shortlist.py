@@ -131,7 +131,7 @@ async def test_where_none_passes_each_node_is_counted_with_its_reason(world: Wor
     assert sorted(reasons) == [
         "1 node(s) had too few working GPUs",
         "1 node(s) had untolerated taint(s)",
-        "3 node(s) had GPUs with less memory than the pod asks for",
+        "3 node(s) had GPUs with less memory than the pod requests",
     ]
 
 

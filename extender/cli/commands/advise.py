@@ -160,7 +160,7 @@ def _pod(pod: PodAdvice, *, is_wide: bool) -> list[Cell]:
         formatting.percent(pod.activity_ratio),
         _memory(pod.memory_most_bytes, pod.memory_total_bytes),
         word(pod.kind),
-        _or_nothing(pod.asked_memory_bytes),
+        _or_nothing(pod.requested_memory_bytes),
         _or_nothing(pod.suggested_memory_bytes),
     ]
     if is_wide:

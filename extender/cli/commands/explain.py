@@ -76,7 +76,7 @@ def _render(
         parts += [Text(""), *_detail(verdict, client, has_scores=has_scores)]
     if node is not None and (why := _why_no_detail(answer, node)):
         parts += [Text(""), line(why, "yellow")]
-        for verdict in answer.asked_node.now if answer.asked_node else ():
+        for verdict in answer.requested_node.now if answer.requested_node else ():
             detail = _detail(verdict, client, has_scores=has_scores)
             parts += [Text(""), line(_RECOMPUTED, "yellow"), *detail]
     if answer.not_checked:
@@ -238,7 +238,7 @@ def _why_no_detail(answer: Explanation, node: str) -> str:
     """Return the reason why a node cannot be shown in detail, "" if it can."""
     if any(verdict.node == node for verdict in answer.nodes):
         return ""
-    one = answer.asked_node
+    one = answer.requested_node
     why = one.why if one is not None and one.why else "no decision about this pod is remembered"
     return f"{node}: {why}"
 
@@ -487,5 +487,5 @@ def _show(
 
 
 def _is_missed(answer: Explanation, node: str | None) -> bool:
-    one = answer.asked_node
+    one = answer.requested_node
     return node is not None and (one is None or one.kept not in {"in-full", "in-short"})

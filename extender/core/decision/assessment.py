@@ -10,7 +10,7 @@ import numpy as np
 
 from extender.core.decision.certainty import chance_of_all
 from extender.core.decision.landing import Landing, landing_set
-from extender.core.fast_numpy import within
+from extender.core.fast_numpy import as_ratios
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.policy import Thresholds
 from extender.core.request.gpu_resources import ContainerDevices
@@ -133,7 +133,7 @@ class Estimates:
 
 _Grounds = tuple[Estimates, Thresholds, int]
 """Cache key of an assessment's shared parts: estimates, thresholds, number of devices. The shared
-parts depend on these and on the batch, but not on the memory that the pod asks for."""
+parts depend on these and on the batch, but not on the memory that the pod requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Assessment:
             unknown.
         declared_room_bytes: `free_bytes` plus the estimated use of assumed tenants.
         full_bytes: memory for this pod on an empty device; infinite if unknown.
-        requested_bytes: memory that the pod asks for per device, for all its shares of that device.
+        requested_bytes: memory that the pod requests per device, for all its shares of that device.
         headroom: ratio of free memory; a stale value fades towards the threshold.
         idle_chance: idle probability: 1 idle, 0.95 presumed idle, 0.5 unknown, 0 busy; stale values
             lie between.
@@ -160,7 +160,7 @@ class Assessment:
             included.
         is_clean: the device works and has no foreign use. On a shared device foreign use counts as
             load, like the use of any tenant.
-        fits: the device is clean and has the memory that the pod asks for, as far as known.
+        fits: the device is clean and has the memory that the pod requests, as far as known.
         holds: the device fits and has the memory that the pod will likely use. Without a similar
             measured pod that is an even share of a shared device.
         room: per node, share of clean landing devices that hold the pod. A device with less memory
@@ -200,7 +200,7 @@ class Assessment:
 
 
 def assess(batch: Batch, requested: DeviceRequests, estimates: Estimates) -> Assessment:
-    """Assess the devices of each node for the pods that ask for them."""
+    """Assess the devices of each node for the pods that request them."""
     grounds = requested.grounds(estimates)
     room, load, reach = finish(_shared(batch, requested, estimates, grounds))
     landing = reach.landing
@@ -372,7 +372,7 @@ def _load(batch: Batch, requested: DeviceRequests, estimates: Estimates, room: _
     return _Load(
         utilization=np.minimum(np.maximum(faded, least) + added, 1.0),
         peak=estimate.peak,
-        headroom=within(free - room.taken, 0.0, 1.0),
+        headroom=as_ratios(free - room.taken),
         idle_chance=idle_chance,
         left_chance=left_chance,
         is_idle=is_idle,
@@ -454,7 +454,7 @@ def _idleness(
 
 
 def _requested_bytes(batch: Batch, requested: DeviceRequests, landing: Landing) -> Ratios:
-    """Return the memory that a pod asks for per device, once per share that it gets of that device.
+    """Return the memory that a pod requests per device, once per share that it gets of that device.
 
     Under MPS each share has its own cap, so shares do not add up there.
     """
@@ -467,7 +467,7 @@ def _requested_bytes(batch: Batch, requested: DeviceRequests, landing: Landing) 
 
 
 def _declared_bytes(batch: Batch, requested: DeviceRequests) -> Ratios:
-    """Return the memory that a pod asks for per share, with shares of the node's largest card."""
+    """Return the memory that a pod requests per share, with shares of the node's largest card."""
     if not requested.memory_share.any():
         return requested.memory_bytes
     total = batch.telemetry.memory_total_bytes.max(axis=1, initial=0.0)[:, None]
@@ -492,7 +492,7 @@ def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios
     """Return the share of a pod's expected memory that each device has, 1 if it has all of it.
 
     Expected memory is the maximum of similar pods, so a pod may still fit with less. A device
-    without the memory that the pod asks for counts 0.
+    without the memory that the pod requests counts 0.
     """
     share = np.minimum(free_bytes / np.maximum(likely_bytes, 1.0), 1.0)
     held: Ratios = np.where(fits, np.where(free_bytes >= likely_bytes, 1.0, share), 0.0)

@@ -41,10 +41,10 @@ def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
         return _NOTHING
     mask = _masks_of(assessment.is_clean)
     count = landing.needed + landing.taken
-    is_asked = (landing.needed > 1) & ~batch.is_shared
+    is_requested = (landing.needed > 1) & ~batch.is_shared
     near = np.where(_largest(batch.numa, mask) >= count, NEAR, 0.0)
     units = np.where(_largest(batch.joined, mask) >= count, JOINED, near)
-    found: Ratios = np.where(is_asked, units, 0.0)
+    found: Ratios = np.where(is_requested, units, 0.0)
     return found
 
 

@@ -288,7 +288,7 @@ def evaluate_batch(
 def _evaluate_batch_in_steps(
     batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
 ) -> Steps[Evaluation]:
-    """Evaluate each node of a batch for the pods that ask for it.
+    """Evaluate each node of a batch for the pods that request it.
 
     Args:
         batch: the nodes.

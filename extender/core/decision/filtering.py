@@ -18,7 +18,7 @@ class Rejection(StrEnum):
 
     UNHEALTHY = "node(s) had too few working GPUs"
     FOREIGN_USE = "node(s) had GPUs in use by processes outside Kubernetes"
-    GPU_TOO_SMALL = "node(s) had GPUs with less memory than the pod asks for"
+    GPU_TOO_SMALL = "node(s) had GPUs with less memory than the pod requests"
     NO_MEMORY = "node(s) had too little free GPU memory"
     NOT_IDLE = "node(s) had too few GPUs known to be idle"
     BUSY = "node(s) had busier GPUs than other nodes"
@@ -122,7 +122,7 @@ def _given_back(batch: Batch, requested: DeviceRequests) -> Rows:
 
 
 def _lacks_room(batch: Batch, requested: DeviceRequests, assessment: Assessment) -> Flags:
-    """Return per node whether too few landing devices have the memory that the pod asks for.
+    """Return per node whether too few landing devices have the memory that the pod requests.
 
     If shares of a device are being released, memory that is only estimated may belong to them and
     is ignored. Declared memory still counts, because it is unknown which pod leaves.

@@ -63,8 +63,8 @@ def stranded_in_steps(
         batch: the nodes.
         seen: the requests seen so far, at least one.
         models: model names by model id.
-        count: devices or replicas that the pod asks for; one per node, or one for all.
-        memory_bytes: memory that it asks for per device; one row per node, or one for all.
+        count: devices or replicas that the pod requests; one per node, or one for all.
+        memory_bytes: memory that it requests per device; one row per node, or one for all.
         free_bytes: free memory of each device, infinite if unknown.
         hosts: host resources that the pod requests; one per node, or one for all.
     """

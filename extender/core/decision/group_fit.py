@@ -87,8 +87,8 @@ class GroupNeed:
         size: number of its pods.
         placed: number of its other pods by node, bound or assumed.
         rest: devices requested by its pods that are not placed yet, including this pod.
-        total: devices that all of its pods ask for; None if the group is never refused.
-        is_uniform: whether all pods that exist ask for as many devices as this one.
+        total: devices that all of its pods request; None if the group is never refused.
+        is_uniform: whether all pods that exist request as many devices as this one.
         topology: domains of the nodes of the pool of the pod's first resource.
         may_go: per row of the pool, whether the node's labels and taints admit the pod.
     """
@@ -261,7 +261,7 @@ def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None
         need: needs of the group.
         pool: pool of the pod's first resource.
         codes: verdict on each row of the pool.
-        count: devices that the pod asks for.
+        count: devices that the pod requests.
     """
     if need.total is None or need.placed:
         return None

@@ -25,7 +25,7 @@ from extender.core.nodes.snapshot import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """Landing set of a pod that asks for `count` devices; one row per node.
+    """Landing set of a pod that requests `count` devices; one row per node.
 
     Attributes:
         devices: per slot, whether the pod could get this device.
@@ -104,11 +104,11 @@ def _calmest(among: Flags, peak: Ratios, count: Rows) -> Flags:
 
 
 def landing_set(batch: Batch, count: Rows) -> Landing:
-    """Compute the landing set of each node for a pod that asks for devices or replicas.
+    """Compute the landing set of each node for a pod that requests devices or replicas.
 
     Args:
         batch: the nodes.
-        count: devices that the pod asks for: one value per node, or one value for all nodes.
+        count: devices that the pod requests: one value per node, or one value for all nodes.
     """
     offered, unoffered = _offered(batch, count)
     open_devices = offered & (batch.used < batch.replicas[:, None])

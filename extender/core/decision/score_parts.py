@@ -120,9 +120,9 @@ def break_down(
     *,
     strategy: Strategy,
     weights: Weights,
-    cheapness: Ratios | None = None,
-    nearness: Sequence[Nearness] | None = None,
-    stranded: Ratios | None = None,
+    cheapness: Ratios | None,
+    nearness: Sequence[Nearness] | None,
+    stranded: Ratios | None,
 ) -> tuple[Breakdown, ...]:
     """Break down the score of each node of a batch.
 
@@ -147,7 +147,6 @@ def break_down(
         band=band,
         model=model,
         room=steps_of(assessment.room),
-        certain=certain,
         steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
         fit=fit(batch, assessment, kind, spare, quiet, stranded)
         - _load_units(batch, strategy) * quiet,
@@ -177,7 +176,6 @@ def break_down(
 
 
 def _load_units(batch: Batch, strategy: Strategy) -> Ratios:
-    """Return the units of the load on each node."""
     is_fit = batch.is_shared & (strategy is not Strategy.PACK)
     return np.where(is_fit, SHARED, LOAD)
 
@@ -189,7 +187,6 @@ class _Columns:
     band: Rows
     model: Rows | None
     room: Ratios
-    certain: Ratios
     steps: Ratios
     fit: Ratios
     most_fit: float

@@ -8,7 +8,7 @@ import numpy as np
 from extender.core.decision.health import HealthColumns, Sign, judge, renumber
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.thermal_stress import stress
-from extender.core.fast_numpy import known, within
+from extender.core.fast_numpy import as_ratios, known
 from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry
 from extender.core.policy import Foreign, Freshness, Policy
 
@@ -121,9 +121,9 @@ def activity(
     measured = np.fmax(primary, others)
     busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
     return Activity(
-        measured=within(measured, 0.0, 1.0),
-        agreed=within(_agree(agreed, most, confirming)[0], 0.0, 1.0),
-        busiest=within(busiest, 0.0, 1.0),
+        measured=as_ratios(measured),
+        agreed=as_ratios(_agree(agreed, most, confirming)[0]),
+        busiest=as_ratios(busiest),
         disagree=(primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY),
     )
 
@@ -146,7 +146,7 @@ def _by_power(
     """
     seen = np.minimum(rest_watts, limit * _MOST_IDLE_POWER_SHARE)
     rest = np.where(np.isnan(seen), limit * unseen, seen)
-    return within((watts - rest) / (limit - rest), 0.0, 1.0)
+    return as_ratios((watts - rest) / (limit - rest))
 
 
 def agreed_activity(reading: Mapping[str, float]) -> float | None:
@@ -234,7 +234,7 @@ def _fade(age_seconds: Column, freshness: Freshness) -> Ratios:
         [1.0, 0.5, 0.0, 0.0]
     """
     beyond = (age_seconds - freshness.max_age_seconds) / max(freshness.fade_seconds, 1e-9)
-    return known(within(1.0 - beyond, 0.0, 1.0))
+    return known(as_ratios(1.0 - beyond))
 
 
 def plausible(values: Column) -> Column:
@@ -404,7 +404,7 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
         peak=np.maximum(now_busy, recent),
         spread=np.where(has_hour, evidence.window_spread, 0.0),
         freshness=activity_fresh,
-        memory_used=np.where(memory_fresh > 0, within(used_ratio, 0.0, 1.0), 0.0),
+        memory_used=np.where(memory_fresh > 0, as_ratios(used_ratio), 0.0),
         memory_free_bytes=np.where(memory_fresh > 0, known(free), 0.0),
         memory_total_bytes=total_known,
         memory_freshness=memory_fresh,

@@ -19,7 +19,6 @@ from extender.core.request.targets import (
     TARGETS_ALLOWED,
     Target,
     TargetPolicy,
-    parse_target_policy,
     parse_targets,
 )
 from extender.core.untyped import mapping_of
@@ -172,7 +171,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
         ),
         strategy=annotations.read(
             Annotation.STRATEGY,
-            _parse_strategy,
+            lambda text: Strategy(text.lower()),
             default=defaults.strategy,
             allowed=_STRATEGY_ALLOWED,
             instead=defaults.strategy.value,
@@ -200,7 +199,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
         ),
         target_policy=annotations.read(
             Annotation.TARGET_POLICY,
-            parse_target_policy,
+            lambda text: TargetPolicy(text.lower()),
             default=TargetPolicy.REQUIRE,
             allowed=TARGET_POLICY_ALLOWED,
             instead=TargetPolicy.REQUIRE.value,
@@ -214,7 +213,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
         ),
         group_policy=annotations.read(
             Annotation.GROUP_POLICY,
-            _parse_group_policy,
+            lambda text: GroupPolicy(text.lower()),
             default=GroupPolicy.REQUIRE,
             allowed=_GROUP_POLICY_ALLOWED,
             instead=GroupPolicy.REQUIRE.value,
@@ -395,24 +394,11 @@ def _parse_percent(text: str) -> float:
     return float(match[1]) / 100
 
 
-def _parse_strategy(text: str) -> Strategy:
-    """Parse a strategy in any case.
-
-    Raises:
-        ValueError: `text` is not a strategy.
-    """
-    return Strategy(text.lower())
-
-
 def _parse_group_size(text: str) -> int:
     size = read_size(text)
     if size is None:
         raise ValueError(f"{text!r}: must be {_GROUP_SIZE_ALLOWED}")
     return size
-
-
-def _parse_group_policy(text: str) -> GroupPolicy:
-    return GroupPolicy(text.lower())
 
 
 def parse_models(text: str) -> tuple[str, ...]:

@@ -136,8 +136,8 @@ def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
     others as held.
 
     Example:
-        >>> ask = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-        >>> count_lasting({"spec": {"containers": [{}], "initContainers": [ask]}}, ResourceNames())
+        >>> init = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+        >>> count_lasting({"spec": {"containers": [{}], "initContainers": [init]}}, ResourceNames())
         {}
     """
     return {name: min(count, _MAX_COUNT) for name, count in _count_moments(pod, names)[0].items()}
@@ -243,8 +243,8 @@ def holds_devices(container: Mapping[str, object], names: ResourceNames) -> bool
     """Return whether a container requests GPUs, or any devices through ResourceClaims.
 
     Example:
-        >>> ask = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-        >>> holds_devices(ask, ResourceNames()), holds_devices({}, ResourceNames())
+        >>> worker = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        >>> holds_devices(worker, ResourceNames()), holds_devices({}, ResourceNames())
         (True, False)
     """
     claims = items_of(mapping_of(container.get("resources")).get("claims"))

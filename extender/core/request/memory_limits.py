@@ -123,12 +123,10 @@ _VARIABLES: Final[Mapping[str, _Parser]] = {
 """Variables in the order of precedence. `GPU_MEMORY_UTILIZATION` is that of vLLM's serverless
 workers, `CUDA_MEMORY_FRACTION` that of text-generation-inference."""
 
-_ARGUMENTS: Final = ("--gpu-memory-utilization", "--cuda-memory-fraction")
-"""Arguments of vLLM and text-generation-inference; each is a share, and precedes variables."""
-
 _ARGUMENT: Final = re.compile(
     r"(--gpu[-_]memory[-_]utilization|--cuda[-_]memory[-_]fraction)[=\s]+[\"']?([^\s\"']*)"
 )
+"""Argument of vLLM or text-generation-inference: a share, which precedes variables."""
 
 
 def read_limits(

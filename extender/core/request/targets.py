@@ -77,12 +77,3 @@ def _parse(text: str) -> Target:
     if devices and devices[-1] > _MAX_INDEX:
         raise ValueError(f"{text!r}: must be {TARGETS_ALLOWED}")
     return Target(node.strip(), devices)
-
-
-def parse_target_policy(text: str) -> TargetPolicy:
-    """Parse a target policy in any case.
-
-    Raises:
-        ValueError: `text` is not a target policy.
-    """
-    return TargetPolicy(text.lower())

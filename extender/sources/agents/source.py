@@ -296,7 +296,9 @@ class AgentSource:
             waiting, self._urgent = self._urgent, {}
             if now - routine_at >= _ROUTINE_SECONDS:
                 routine_at = now
-                waiting = {**self._routine, **self._newly_known(), **waiting}
+                unknown = self._unknown.items()
+                newly_known = {node: state for node, state in unknown if self._is_known_node(node)}
+                waiting = {**self._routine, **newly_known, **waiting}
                 self._routine = {}
             states = list(waiting.values())
             for start in range(0, len(states), _NODES_PER_BATCH):
@@ -331,10 +333,6 @@ class AgentSource:
                 self._fleet.note_foreign(state.node, state.foreign)
         await asyncio.sleep(0)
         await self._deliver(readings)
-
-    def _newly_known(self) -> dict[str, AgentState]:
-        """Return the waiting reports of nodes that are known now."""
-        return {node: state for node, state in self._unknown.items() if self._is_known_node(node)}
 
     async def _sweep(self, now: float) -> None:
         """End connections that are silent or not accepted any more; resume the others."""

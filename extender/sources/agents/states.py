@@ -35,7 +35,7 @@ from extender.core.devices.readings import (
 )
 from extender.core.devices.readings import Holders as NodeHolders
 from extender.core.devices.topology import Place
-from extender.core.fast_numpy import within
+from extender.core.fast_numpy import as_ratios
 from extender.core.nodes.topology_manager import Alignment, alignment_by
 from extender.core.policy import Foreign
 from extender.core.untyped import number_of
@@ -270,17 +270,13 @@ def _foreign_of(
         )
         found[key] = (*found.get(key, ()), process)
     return {
-        key: tuple(sorted(some, key=_memory_first))[:MAX_DEVICE_PROCESSES]
+        key: tuple(sorted(some, key=lambda one: -(one.memory_bytes or 0)))[:MAX_DEVICE_PROCESSES]
         for key, some in found.items()
     }
 
 
 def _pod_key(namespace: str, name: str) -> str:
     return plain_text(f"{namespace}/{name}", _MAX_POD)
-
-
-def _memory_first(process: ForeignProcess) -> int:
-    return -(process.memory_bytes or 0)
 
 
 def _place_of(part: LayoutDevice, alignment: Alignment | None) -> Place | None:
@@ -381,8 +377,8 @@ def readings_of(
             nodes=tuple(state.node for state in states),
             news=frozenset(state.node for state in states if state.is_news),
             holders={state.node: state.holders() for state in states},
-            mean=within(matrix[_ROW_INDEX[MEAN]], 0.0, 1.0),
-            mean_square=within(matrix[_ROW_INDEX[MEAN_SQUARE]], 0.0, 1.0),
+            mean=as_ratios(matrix[_ROW_INDEX[MEAN]]),
+            mean_square=as_ratios(matrix[_ROW_INDEX[MEAN_SQUARE]]),
             is_foreign=is_foreign,
             foreign_bytes=np.maximum(matrix[_ROW_INDEX[FOREIGN_MEMORY]], 0.0),
             xid_age=matrix[_ROW_INDEX[XID_AGE]],

@@ -60,7 +60,7 @@ from extender.sources.kubernetes.timestamps import parse_time
 
 
 def _wanted_model(raw: Mapping[str, object]) -> str:
-    """Return the short name of the GPU model that a Pod object asks for, "" if it asks for none.
+    """Return the short name of the GPU model that a Pod object requests, "" if none.
 
     Required models come before preferred ones; of several the first one counts.
 

@@ -4,7 +4,7 @@ Runs in the worker process.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -86,7 +86,9 @@ def collect_use(
         times: Column = now - _USE_STEP_SECONDS * np.arange(
             first, min(first + _USE_STEPS_PER_QUERY, steps), dtype=np.float64
         )
-        highest: dict[DeviceKey, Column] = {} if unused is None else _missing(unused, len(times))
+        highest: dict[DeviceKey, Column] = {
+            key: np.full(len(times), np.nan) for key in unused or ()
+        }
         for metric in metrics:
             rows = client.query_range(
                 promql.max_query(metric, selector, _USE_STEP_SECONDS),
@@ -119,10 +121,6 @@ def collect_use(
         used_at=np.array([at for at, _ in past_uses.values()], dtype=np.float64),
         is_guess=np.array([is_guess for _, is_guess in past_uses.values()], dtype=np.bool_),
     )
-
-
-def _missing(devices: Iterable[DeviceKey], width: int) -> dict[DeviceKey, Column]:
-    return {key: np.full(width, np.nan) for key in devices}
 
 
 def _merge_highest(

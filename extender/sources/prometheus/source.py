@@ -194,7 +194,6 @@ class PrometheusStatus:
         consecutive_failures: failed rounds since the last success.
         rounds: number of rounds.
         failures: number of failed rounds.
-        round_seconds: duration of the latest round.
         devices: devices in the latest answer.
         unmatched_series: series of the latest answer whose labels name no node.
         unmatched_example: labels of one of them.
@@ -209,7 +208,6 @@ class PrometheusStatus:
     consecutive_failures: int = 0
     rounds: int = 0
     failures: int = 0
-    round_seconds: float = 0.0
     devices: int = 0
     unmatched_series: int = 0
     unmatched_example: str = ""
@@ -305,26 +303,22 @@ class PrometheusSource:
         return min(doubled, longest) * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     async def _run_round(self, identity: NodeIdentity) -> None:
-        loop = asyncio.get_running_loop()
-        started, now = loop.time(), self._clock()
         try:
-            readings, report = await self._query_round(identity, now)
-            await self._deliver_round(readings, report, loop.time() - started)
+            readings, report = await self._query_round(identity, self._clock())
+            await self._deliver_round(readings, report)
         except (PrometheusError, WorkerError) as error:
-            self._note_failure(str(error), loop.time() - started)
+            self._note_failure(str(error))
         except Exception as error:
             # A bug must not end the readings for good.
             logger.exception("readings from prometheus failed")
             await self._worker.stop()
-            self._note_failure(f"{type(error).__name__}: {error}", loop.time() - started)
+            self._note_failure(f"{type(error).__name__}: {error}")
 
-    async def _deliver_round(
-        self, readings: Readings, report: _RoundReport, round_seconds: float
-    ) -> None:
+    async def _deliver_round(self, readings: Readings, report: _RoundReport) -> None:
         if report.failed and not readings.columns:
             raise PrometheusError(next(iter(report.failed.values())))
         await self._deliver(readings)
-        self._note_success(readings, report, round_seconds)
+        self._note_success(readings, report)
 
     async def _query_round(
         self, identity: NodeIdentity, now: float
@@ -347,7 +341,7 @@ class PrometheusSource:
             raise PrometheusError(answer[-1].header["error"])
         return await self._builder.apply(answer, now)
 
-    def _note_failure(self, error: str, round_seconds: float) -> None:
+    def _note_failure(self, error: str) -> None:
         before = self._status
         self._status = replace(
             before,
@@ -355,13 +349,12 @@ class PrometheusSource:
             consecutive_failures=before.consecutive_failures + 1,
             rounds=before.rounds + 1,
             failures=before.failures + 1,
-            round_seconds=round_seconds,
             worker_starts=self._worker.starts,
         )
         if before.last_error != error:
             logger.warning("no readings from prometheus", extra={"error": error})
 
-    def _note_success(self, readings: Readings, report: _RoundReport, round_seconds: float) -> None:
+    def _note_success(self, readings: Readings, report: _RoundReport) -> None:
         before = self._status
         self._status = replace(
             before,
@@ -369,7 +362,6 @@ class PrometheusSource:
             last_error="",
             consecutive_failures=0,
             rounds=before.rounds + 1,
-            round_seconds=round_seconds,
             devices=len(readings.devices),
             unmatched_series=report.unmatched_series,
             unmatched_example=report.unmatched_example,

@@ -71,7 +71,7 @@ class Bypassed:
             verdict=BypassVerdict.NOT_CALLED,
             example="team/quiet",
         )
-        return BypassEvidence(pods=(group,), at=10.0, asked_by=("a",))
+        return BypassEvidence(pods=(group,), at=10.0, schedulers=("a",))
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ class FakeCluster:
         created: submitted objects by path.
         deleted: paths of deleted objects.
         phase: final phase of pods; "" if they do not end.
-        asked_by: schedulers that call the extender; None if it does not answer.
+        schedulers: schedulers that call the extender; None if it does not answer.
         log: log of the pods; None if their kubelet does not answer.
     """
 
@@ -36,7 +36,7 @@ class FakeCluster:
         self.phase = "Succeeded"
         self.log: str | None = "NVIDIA-SMI 580\n\x1b[31mGPU 0\n"
         self.refuses = False
-        self.asked_by: list[str] | None = None
+        self.schedulers: list[str] | None = None
 
     def build_app(self) -> web.Application:
         app = web.Application()
@@ -58,8 +58,13 @@ class FakeCluster:
             if self.log is None:
                 return web.json_response({"kind": "Status", "message": "no route"}, status=500)
             return web.Response(text=self.log)
-        if request.path.endswith("/v1/unasked") and self.asked_by is not None:
-            known = {"unjudged": 0, "bound": [], "likely_causes": [], "asked_by": self.asked_by}
+        if request.path.endswith("/v1/unasked") and self.schedulers is not None:
+            known = {
+                "unjudged": 0,
+                "bound": [],
+                "likely_causes": [],
+                "schedulers": self.schedulers,
+            }
             return web.json_response(known)
         condition = {
             "type": "PodScheduled",
@@ -193,7 +198,7 @@ def test_client_submits_the_job_that_the_command_prints(
         "20Gi", "--cpu", "8", "--ram", "64Gi", "--shm", "16Gi", "--timeout", "90m", "--name",
         "mine", "--scheduler", "idlegpu-scheduler", "--", "python", "t.py",
     )  # fmt: skip
-    cluster.asked_by = ["idlegpu-scheduler"]
+    cluster.schedulers = ["idlegpu-scheduler"]
     job = GpuJob(
         command=["python", "t.py"], gpus=2, image="i", env={"EPOCHS": "3"}, model="H100",
         memory="20Gi", cpu="8", ram="64Gi", shm="16Gi", timeout_seconds=5400, name="mine",
@@ -251,7 +256,7 @@ def test_a_pod_to_work_in_is_printed(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_by", "options", "chosen", "reported"),
+    ("schedulers", "options", "chosen", "reported"),
     [
         (
             ["idlegpu-scheduler"],
@@ -269,12 +274,12 @@ def test_a_pod_to_work_in_is_printed(run: Run) -> None:
 def test_the_only_scheduler_that_calls_us_places_it_and_its_name_is_printed(
     submit: Run,
     cluster: FakeCluster,
-    asked_by: list[str] | None,
+    schedulers: list[str] | None,
     options: list[str],
     chosen: str | None,
     reported: str | None,
 ) -> None:
-    cluster.asked_by = asked_by
+    cluster.schedulers = schedulers
 
     result = submit("run", *options, "--", "true")
 

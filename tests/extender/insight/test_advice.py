@@ -199,7 +199,11 @@ async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(world: World, client
 
 @pytest.mark.parametrize(
     ("requested", "used", "kind", "suggested"),
-    [(40.0, 8.0, "asks-too-much", 10), (10.0, 30.0, "asks-too-little", 36), (20.0, 15.0, "", 0)],
+    [
+        (40.0, 8.0, "requests-too-much", 10),
+        (10.0, 30.0, "requests-too-little", 36),
+        (20.0, 15.0, "", 0),
+    ],
 )
 async def test_pods_with_far_too_high_or_low_memory_requests_are_named(
     world: World, client: Client, requested: float, used: float, kind: str, suggested: int
@@ -212,7 +216,7 @@ async def test_pods_with_far_too_high_or_low_memory_requests_are_named(
 
     assert [one["kind"] for one in found] == ([kind] if kind else [])
     if kind:
-        assert found[0]["asked_memory_bytes"] == requested * GIB
+        assert found[0]["requested_memory_bytes"] == requested * GIB
         assert found[0]["suggested_memory_bytes"] == suggested * GIB
         assert found[0]["memory_most_bytes"] == pytest.approx(used * GIB, rel=0.02)
         assert f"{requested:.1f} GiB of each GPU" in found[0]["why"]
@@ -259,8 +263,8 @@ async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
     assert answer["pods_unjudged"] == 0
     found = {one["pod"]: one for one in answer["pods"]}
     assert {name: one["kind"] for name, one in found.items()} == {
-        "team/greedy": "asks-too-much",
-        "team/short": "asks-too-little",
+        "team/greedy": "requests-too-much",
+        "team/short": "requests-too-little",
     }
     greedy = found["team/greedy"]
     assert (greedy["source"], greedy["samples"]) == ("agent", 20)
@@ -296,7 +300,7 @@ async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(
     (found,) = answer["pods"]
 
     assert (found["pod"], found["uid"], found["owner"]) == ("another pod", None, None)
-    assert (found["kind"], found["asked_memory_bytes"]) == ("uses-a-tenth", None)
+    assert (found["kind"], found["requested_memory_bytes"]) == ("uses-a-tenth", None)
     assert "secret" not in str(answer)
     named = await get(client, "/v1/advice", namespace="hidden")
     assert (named["pods"], named["pods_unjudged"]) == ([], 0)

@@ -166,7 +166,7 @@ async def test_any_node_shows_its_known_data_and_the_reason_for_gaps(
     await call(client, "filter", "idle", "half", "busy", "dead", name="p")
     await call(client, "prioritize", "idle", "half", "busy", name="p")
 
-    one = (await get(client, "/v1/explain", pod="p", node=node))["asked_node"]
+    one = (await get(client, "/v1/explain", pod="p", node=node))["requested_node"]
 
     assert (one["node"], one["kept"], one["rank"]) == (node, kept, rank)
     assert one["rejection"] == rejection

@@ -95,7 +95,7 @@ async def test_a_third_replica_returns_both(
 
 
 async def test_node_refused_by_the_other_replica_can_be_requested(ranks: Client) -> None:
-    requested = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["asked_node"]
+    requested = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["requested_node"]
 
     assert (requested["kept"], requested["rejection"]) == (
         "in-full",
@@ -114,8 +114,8 @@ async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
     assert [node["node"] for node in answer["nodes"]] == ["idle", "dead"]
     assert [node["node"] for node in answer["others"]] == ["half"]
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (2, 1)
-    assert answer["asked_node"]["kept"] == "in-short"
-    assert "it passed, in place 2 of 2" in answer["asked_node"]["why"]
+    assert answer["requested_node"]["kept"] == "in-short"
+    assert "it passed, in place 2 of 2" in answer["requested_node"]["why"]
 
     answer = await get(client, "/v1/explain", pod="team/p", limit="0")
     assert (answer["others"], answer["others_left"]) == ([], 1)

@@ -48,7 +48,7 @@ async def test_a_node_that_filter_refused_is_reported_with_devices_and_signals(
     answer, dead = await explained(client, "dead")
 
     assert answer["decision"]["verb"] == "prioritize"
-    assert (answer["asked_node"]["kept"], answer["asked_node"]["why"]) == ("in-full", None)
+    assert (answer["requested_node"]["kept"], answer["requested_node"]["why"]) == ("in-full", None)
     assert (dead["rank"], dead["is_bound"]) == (None, False)
     assert dead["lost_by"] == "refused: node(s) had too few working GPUs"
     (device,) = dead["devices"]

@@ -46,7 +46,7 @@ async def test_a_pod_that_another_replica_decided_about_is_explained(client: Cli
 async def test_the_replica_that_decided_reports_its_record_of_one_node(client: Client) -> None:
     answer = await get(client, "/v1/explain", pod="theirs", node="b")
 
-    assert (answer["asked_node"]["kept"], answer["asked_node"]["rank"]) == ("in-full", 1)
+    assert (answer["requested_node"]["kept"], answer["requested_node"]["rank"]) == ("in-full", 1)
 
 
 async def test_the_last_decision_counts_whose_ever_it_is(client: Client) -> None:

@@ -79,18 +79,17 @@ def test_callers_are_known_by_their_pods(part: BindingWorld) -> None:
         part.create(pod)
         part.bind(pod)
     part.call("own")
-    assert part.bypassed_pods.report().asked_by == ()
+    assert part.bypassed_pods.report().schedulers == ()
 
     part.judge()
 
-    assert part.bypassed_pods.report().asked_by == ("idlegpu-scheduler",)
+    assert part.bypassed_pods.report().schedulers == ("idlegpu-scheduler",)
 
 
 def test_settings_name_the_schedulers_that_call() -> None:
-    assert BindingWorld(BypassSettings(schedulers=("b", "a"))).bypassed_pods.report().asked_by == (
-        "b",
-        "a",
-    )
+    part = BindingWorld(BypassSettings(schedulers=("b", "a")))
+
+    assert part.bypassed_pods.report().schedulers == ("b", "a")
 
 
 def test_request_before_the_watch_shows_the_pod_counts(part: BindingWorld) -> None:

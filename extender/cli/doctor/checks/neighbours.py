@@ -25,7 +25,7 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 REFUSALS: Final = (
     "node(s) had too few working GPUs",
     "node(s) had GPUs in use by processes outside Kubernetes",
-    "node(s) had GPUs with less memory than the pod asks for",
+    "node(s) had GPUs with less memory than the pod requests",
     "node(s) had too little free GPU memory",
     "node(s) had too few GPUs known to be idle",
     "node(s) had busier GPUs than other nodes",
