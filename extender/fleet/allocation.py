@@ -380,7 +380,6 @@ class NodeAllocations:
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
-        """Return the devices of a node that were replaced by others."""
         since = self.offers.since(node.name)
         if since == -inf and self._store.is_shown_whole(tuple(tenants)):
             return set()

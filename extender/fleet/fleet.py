@@ -227,7 +227,6 @@ class Fleet:
         self.groups.note(self._known.pop(uid), None)
 
     def _end_tenancy(self, record: PodRecord, at: float) -> None:
-        """Release the devices of a pod that has ended."""
         record = self._declared(record, record.node)
         self._settle([record.node])
         others = self._pods_of_node.get(record.node, {})
@@ -407,7 +406,6 @@ class Fleet:
         self._adopt(policy, staged)
 
     def _adopt(self, policy: Policy, staged: StagedPolicy) -> None:
-        """Put a staged policy in force."""
         is_staged = is_allocated_by(policy) != is_allocated_by(self.policy)
         self.policy = policy
         self._failures.adopt(policy.early_failures)

@@ -386,7 +386,6 @@ class _Refresh:
         )
 
     def _pools_with_estimates(self, suspicion: Mapping[str, float]) -> Steps[dict[str, Pool]]:
-        """Return the previous pools with the new estimates."""
         pools = {}
         for resource, pool in self._before.pools.items():
             batch = written_batch(pool)

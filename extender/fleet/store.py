@@ -547,7 +547,6 @@ class DeviceStore:
         return self._registry.nodes()
 
     def _start(self, rows: tuple[int, ...], now: float) -> None:
-        """Initialize rows for new devices."""
         self._columns.grow(len(self))
         self._columns.clear(rows)
         self._float["first_seen_at"][list(rows)] = now

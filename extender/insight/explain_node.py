@@ -72,7 +72,7 @@ class _NodeDetail(StrEnum):
     IN_FULL = "in-full"
     IN_SHORT = "in-short"
     """Score and rank, or the reason of the rejection."""
-    NO_CANDIDATE = "not-asked"
+    NO_CANDIDATE = "no-candidate"
     """The node was no candidate."""
     UNKNOWN = "unknown"
     """No node has this name."""

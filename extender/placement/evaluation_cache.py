@@ -169,7 +169,6 @@ class EvaluationCache:
             cached.add(entry)
 
     def _evaluate(self, snapshot: Snapshot, pool: Pool, request: GpuRequest) -> Steps[CacheEntry]:
-        """Evaluate a whole pool."""
         overlays = self._fleet.ledger.overlays(without="")
         inputs = self._inputs(pool.resource, request, overlays)
         return (yield from evaluate_in_steps(snapshot, pool, inputs))
@@ -186,7 +185,6 @@ class EvaluationCache:
 
 
 def _key(resource: str, request: GpuRequest) -> _Key:
-    """Return the cache key of a pool and a request."""
     if request.nominated_node or request.targets:
         request = replace(request, nominated_node="", targets=())
     return resource, request

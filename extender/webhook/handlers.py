@@ -499,7 +499,6 @@ def _json(body: bytes, status: int = 200, *, about: _About | None = None) -> web
 
 
 def _log_decision(record: DecisionRecord) -> None:
-    """Log a decision in one line."""
     decision = record.decision
     best = decision.order[0] if len(decision.order) else None
     runner_up = decision.order[1] if len(decision.order) > 1 else None

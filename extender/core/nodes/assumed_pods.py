@@ -217,7 +217,6 @@ def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
 
 
 def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uids: AbstractSet[str]) -> None:
-    """Remove pods from a node."""
     left = tuple(tenant for tenant in nodes[node] if tenant.uid not in uids)
     if left:
         nodes[node] = left

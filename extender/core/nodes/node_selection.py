@@ -178,7 +178,6 @@ def _requirements(expressions: object) -> tuple[Requirement, ...] | None:
 
 
 def _tolerations(tolerations: Iterable[Mapping[str, object]]) -> Iterator[_Toleration]:
-    """Yield each valid toleration."""
     for toleration in tolerations:
         key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))
         operator = text_of(toleration.get("operator"))

@@ -415,7 +415,6 @@ class ClusterSource:
 
     @property
     def _used_reflectors(self) -> Mapping[str, Reflector]:
-        """The reflectors that run by the settings."""
         if self._group_sizes.is_used:
             return self._reflectors
         unused = self._group_objects

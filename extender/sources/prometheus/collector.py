@@ -401,7 +401,6 @@ class Collector:
         return np.maximum(scraped - self._settings.exporter_interval_seconds, 0.0)
 
     def _start_queries(self, metrics: Iterable[Metric], now: float) -> _PendingColumns:
-        """Start the query of each metric in a thread."""
         if not len(self._devices):
             return []
         query_column = self._slow_columns.column

@@ -244,7 +244,6 @@ def _time_at(text: Text, start: int) -> bytes:
 
 
 def _find_marks(text: Text) -> _Positions:
-    """Return the positions of all marks in a text."""
     whole = np.frombuffer(text, dtype=np.uint8)
     starts = range(0, len(whole), _CHUNK_BYTES)
     return np.concatenate(

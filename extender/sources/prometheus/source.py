@@ -406,7 +406,6 @@ class PrometheusSource:
 
 
 def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _RoundReport) -> None:
-    """Log each change of the status once."""
     if before.last_error or before.last_success_at is None:
         logger.info("readings from prometheus", extra={"devices": now.devices})
     if set(before.failed_queries) != set(now.failed_queries):

@@ -168,7 +168,6 @@ def _patch_pod(
 def _patch_annotations(
     pod: Mapping[str, object], annotations: Mapping[str, str]
 ) -> Sequence[Mapping[str, object]]:
-    """Return the JSON patch that adds annotations to a pod."""
     if not annotations:
         return []
     if not isinstance(mapping_of(pod.get("metadata")).get("annotations"), dict):
@@ -268,7 +267,6 @@ class SchedulerLease:
         self._log_change()
 
     def _apply(self, spec: object, at: float) -> None:
-        """Apply the spec of the Lease."""
         fields = mapping_of(spec)
         holder = text_of(fields.get("holderIdentity"))
         seen = (holder, text_of(fields.get("renewTime")))
@@ -282,7 +280,6 @@ class SchedulerLease:
             self._fresh_until = at + min(float(duration), _MAX_DURATION_SECONDS)
 
     def _log_failure(self, cause: str) -> None:
-        """Log each new cause of a failure once."""
         if cause and cause != self._cause:
             logger.warning(
                 "cannot read the scheduler's Lease", extra={"lease": self._name, "cause": cause}

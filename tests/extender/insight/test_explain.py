@@ -149,7 +149,7 @@ async def test_nodes_without_full_record_are_counted_and_listed(
         ("idle", "in-full", 1, None),
         ("busy", "in-short", 3, None),
         ("dead", "in-short", None, "node(s) had too few working GPUs"),
-        ("other", "not-asked", None, None),
+        ("other", "no-candidate", None, None),
         ("gone", "unknown", None, None),
     ],
 )
@@ -171,7 +171,7 @@ async def test_any_node_shows_its_known_data_and_the_reason_for_gaps(
     assert (one["node"], one["kept"], one["rank"]) == (node, kept, rank)
     assert one["rejection"] == rejection
     assert (one["why"] is None) == (kept == "in-full")
-    assert (one["score"] is None) == (kept in {"not-asked", "unknown"})
+    assert (one["score"] is None) == (kept in {"no-candidate", "unknown"})
 
 
 async def test_the_node_bound_to_is_explained_whatever_its_rank(
