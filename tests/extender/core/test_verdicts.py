@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Rejection
-from extender.core.decision.health import Sign, encode
+from extender.core.decision.health import Sign, _encode
 from extender.core.decision.verdicts import (
     SHOWN_STATES,
     STATES,
@@ -40,7 +40,7 @@ from testkit.builders import (
     unknown,
 )
 
-SIBLING = int(encode(Sign.SIBLING, 0))
+SIBLING = int(_encode(Sign.SIBLING, 0))
 """Cause of a device that another device of its node excludes."""
 
 
