@@ -184,11 +184,6 @@ class Waker:
         self.counts, self.order = before.counts, before.order
         self.plan, self.pods = before.plan, before.pods
 
-    @property
-    def helped(self) -> int:
-        """Number of pods that were bound after a wake for them."""
-        return self.plan.helped + self.pods.helped
-
     async def run(self) -> None:
         """Check and wake pods until cancelled, while this replica is elected."""
         async with asyncio.TaskGroup() as group:

@@ -62,7 +62,7 @@ def read(kind: bytes, body: bytes) -> object:
         by_node = {each.node: each for each in preemption.candidates}  # Go's maps have no order
         said, pod = (by_node,), preemption.pod
     parsed = parse_request(pod, resources=ResourceNames(), defaults=Policy())
-    return (*said, parse_pod_ref(pod), parsed.request, parsed.is_disabled, parsed.has_claims)
+    return (*said, parse_pod_ref(pod), parsed.request, parsed.is_disabled)
 
 
 class Refusal(str):

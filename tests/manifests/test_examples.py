@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extender.core.request.annotations import PREFIX
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from simulation.models import A10, A100_40GB, A100_80GB, H100, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, Sharing
 from testkit.controlplane.client import ApiError
@@ -316,5 +316,5 @@ def test_exporter_file_lists_only_used_metrics() -> None:
 
     assert all(len(field) == 3 and field[1] in {"gauge", "counter"} for field in fields)
     names = {field[0] for field in fields}
-    assert names - {metric.name for metric in _DEFAULT_METRICS} == {"DCGM_FI_DEV_SM_CLOCK"}
+    assert names - {metric.name for metric in DEFAULT_METRICS} == {"DCGM_FI_DEV_SM_CLOCK"}
     assert set(re.findall(r"`(DCGM_FI_\w+)`", guide)) <= names

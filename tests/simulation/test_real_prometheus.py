@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from extender.sources.prometheus import promql as product
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS, build_table
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
 from simulation.demo_fleet import demo_fleet
 from simulation.exporter import instance_of, run_exporter
 from simulation.fleet import SimulatedFleet
@@ -28,13 +28,13 @@ QUERIES = (
     product.plain_pods_query(KNOWN_BY, 'job="dcgm-exporter"'),
     product.legacy_pods_query(KNOWN_BY, ""),
     product.exporter_pods_query(KNOWN_BY, ""),
-    product.names_query([metric.name for metric in _DEFAULT_METRICS], ""),
+    product.names_query([metric.name for metric in DEFAULT_METRICS], ""),
     "DCGM_FI_DEV_XID_ERRORS",
     'min by (Hostname, hostname) (DCGM_FI_DEV_FB_FREE{modelName!~"NVIDIA.*"})',
     "count(DCGM_FI_DEV_GPU_UTIL) by (pod, vgpu)",
     "avg by (GPU_I_PROFILE) (DCGM_FI_DEV_FB_USED)",
     "last_over_time(DCGM_FI_DEV_POWER_USAGE[2m])",
-    product.max_query(_DEFAULT_METRICS[0], "", 900.0),
+    product.max_query(DEFAULT_METRICS[0], "", 900.0),
     'up{instance="10.0.0.15:9400"} and on (job, instance) (DCGM_FI_DEV_GPU_TEMP)',
 )
 

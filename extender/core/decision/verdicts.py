@@ -66,7 +66,6 @@ class DeviceVerdict:
     """One device as seen by a pod.
 
     Attributes:
-        row: its row in the telemetry.
         can_land: the kubelet could allocate it to the pod.
         state: one of `STATES`.
         utilization_ratio: utilization used for the decision, None if unknown.
@@ -92,7 +91,6 @@ class DeviceVerdict:
             "temperature", "throttling", and "health" if a reading shows ill health.
     """
 
-    row: int
     can_land: bool
     state: str
     utilization_ratio: float | None
@@ -508,7 +506,6 @@ def _device(batch: Batch, assessment: Assessment, at: tuple[int, int], state: st
     telemetry = batch.telemetry
     free = float(assessment.free_bytes[at])
     return DeviceVerdict(
-        row=int(batch.slots[at]),
         can_land=bool(assessment.landing.devices[at]),
         state=state,
         utilization_ratio=float(telemetry.utilization[at]) if telemetry.freshness[at] else None,

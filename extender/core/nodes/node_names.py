@@ -16,7 +16,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from extender.core.nodes.json_name_list import JsonNameList, Places, Words
-from extender.core.steps import Steps, finish
+from extender.core.steps import Steps
 
 _WORD = 8
 _SPECIAL = '",\\'
@@ -144,11 +144,6 @@ class NameTable:
     hashes: Words
     places: npt.NDArray[np.signedinteger]
     shift: np.uint64
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> "NameTable | None":
-        """Build the table of distinct names; None if the names are not supported."""
-        return finish(cls.in_steps(names, None))
 
     @classmethod
     def in_steps(cls, names: Sequence[str], like: "NameTable | None") -> "Steps[NameTable | None]":

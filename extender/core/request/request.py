@@ -23,7 +23,6 @@ from extender.core.request.gpu_resources import (
     Containers,
     ResourceNames,
     count_devices,
-    has_claims,
     list_containers,
 )
 from extender.core.request.memory_limits import MemoryLimit, read_limits
@@ -159,14 +158,12 @@ class ParsedRequest:
         request: the GPU request; None if the pod requests no GPU or disables the extender.
         kin: keys that identify similar pods.
         is_disabled: the pod has `idlegpu.io/enabled: "false"`.
-        has_claims: the pod uses ResourceClaims, which may hold devices outside any resource count.
         problems: invalid annotations, variables and arguments.
     """
 
     request: GpuRequest | None
     kin: Kin = field(default=(), compare=False)
     is_disabled: bool = False
-    has_claims: bool = False
     problems: tuple[AnnotationProblem, ...] = ()
 
 
@@ -229,7 +226,6 @@ def parse_request(
         request=request,
         kin=kin_of(fields) if request is not None else (),
         is_disabled=not wishes.is_enabled,
-        has_claims=has_claims(fields),
         problems=problems,
     )
 

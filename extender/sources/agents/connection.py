@@ -307,12 +307,6 @@ class AgentConnection(asyncio.Protocol):
             return
         transport.close()
 
-    def abort(self) -> None:
-        """End the connection at once."""
-        self._is_ended = True
-        if self._transport is not None:
-            self._transport.abort()
-
     def _encode_refusal(self, error: RefusedError) -> bytes:
         text = str(error)
         if self._is_upgraded:

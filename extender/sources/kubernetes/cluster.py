@@ -448,11 +448,6 @@ class ClusterSource:
         return self._nodes.object_cache.records
 
     @property
-    def pods(self) -> Mapping[str, PodRecord]:
-        """Records of GPU pods by UID."""
-        return self._pods.object_cache.records
-
-    @property
     def host_pods(self) -> Mapping[str, PlacedPod]:
         """Requests of every pod that has a node, by `namespace/name`."""
         return self._pods.host_use.pods

@@ -114,13 +114,11 @@ class ExporterPod:
     """A pod that exports telemetry; it maps metrics to their node.
 
     Attributes:
-        uid: `metadata.uid`.
         name: its name, without the namespace.
         node: the node it runs on.
         addresses: its IP addresses.
     """
 
-    uid: str
     name: str
     node: str
     addresses: tuple[str, ...]
@@ -271,13 +269,11 @@ def reduce_exporter(raw: Mapping[str, object], words: tuple[str, ...]) -> Export
         return None
     status = mapping_of(raw.get("status"))
     node = text_of(mapping_of(raw.get("spec")).get("nodeName"))
-    uid = text_of(metadata.get("uid"))
-    if not node or not uid or _phase(status).is_terminal:
+    if not node or not metadata.get("uid") or _phase(status).is_terminal:
         return None
     addresses = [text_of(entry.get("ip")) for entry in objects_of(status.get("podIPs"))]
     addresses.append(text_of(status.get("podIP")))
     return ExporterPod(
-        uid=uid,
         name=name,
         node=node,
         addresses=tuple(dict.fromkeys(address for address in addresses if address)),

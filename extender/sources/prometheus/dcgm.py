@@ -293,7 +293,7 @@ _ROWS: Final[tuple[tuple[Signal, MetricUnit, tuple[str, ...]], ...]] = (
     *((signal, MetricUnit.COUNT, names) for signal, names in _LINK_COUNTERS.items()),
 )
 
-_DEFAULT_METRICS: Final = tuple(
+DEFAULT_METRICS: Final = tuple(
     Metric(name=name, signal=signal, unit=unit) for signal, unit, names in _ROWS for name in names
 )
 
@@ -313,7 +313,7 @@ def build_table(overrides: Iterable[tuple[str, Metric | None]] = ()) -> tuple[Me
         >>> len(build_table()) - len(build_table([("dcgm_fb_used", None)]))
         1
     """
-    table: dict[str, Metric | None] = {metric.name: metric for metric in _DEFAULT_METRICS}
+    table: dict[str, Metric | None] = {metric.name: metric for metric in DEFAULT_METRICS}
     table.update(overrides)
     rows = [metric for metric in table.values() if metric is not None]
     remapped = [one for one in rows if one.signal is Signal.UNCORRECTABLE_REMAPPED_ROWS]

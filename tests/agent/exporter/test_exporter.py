@@ -15,7 +15,7 @@ from agent.report.contract import Foreign, Problem, Process, Tenant
 from agent.sampler import Sampler
 from agent.tenants.attribution import DeviceTenants, DeviceUsage
 from extender.core.devices.readings import Signal
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from testkit.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
 
 DASHBOARD_12239 = (
@@ -393,7 +393,7 @@ async def test_on_a_shared_device_utilization_repeats_per_tenant_and_power_does_
 
 async def test_the_extender_parses_every_dcgm_name() -> None:
     sampler = await sampled(busy_card())
-    known = {metric.name for metric in _DEFAULT_METRICS}
+    known = {metric.name for metric in DEFAULT_METRICS}
     extra = {
         "DCGM_FI_DEV_SM_CLOCK",
         "DCGM_FI_DEV_MEM_CLOCK",

@@ -32,7 +32,7 @@ def found_in(table: NameTable, text: bytes, begin: int, end: int) -> Found | Non
 
 def table_of(names: list[str]) -> NameTable:
     """Return a table that can find names."""
-    table = NameTable.of(names)
+    table = finish(NameTable.in_steps(names, None))
     assert table is not None
     return table
 
@@ -122,7 +122,7 @@ def test_a_table_like_another_one_finds_as_much(names: list[str], gone: st.DataO
 
     table = finish(NameTable.in_steps(others, table_of(names)))
 
-    if NameTable.of(others) is not None:
+    if finish(NameTable.in_steps(others, None)) is not None:
         assert table is not None
         assert found(table, others) == list(range(len(others)))
 
@@ -183,4 +183,4 @@ def test_lists_that_go_would_not_write_so_are_not_found(text: bytes) -> None:
 def test_short_dissimilar_or_unusual_names_have_no_table(
     names: list[str],
 ) -> None:
-    assert NameTable.of(names) is None
+    assert finish(NameTable.in_steps(names, None)) is None

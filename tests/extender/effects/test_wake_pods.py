@@ -167,7 +167,7 @@ async def test_a_pod_that_came_makes_room_for_no_other_and_helped(
     await waking.look()
 
     assert woken(kube) == ["p0"]
-    assert waking.helped == 1
+    assert waking.plan.helped + waking.pods.helped == 1
 
 
 async def test_a_woken_pod_that_waits_for_something_else_was_not_helped(
@@ -181,7 +181,7 @@ async def test_a_woken_pod_that_waits_for_something_else_was_not_helped(
     waits(world, is_refused=False)
     await waking.look()
 
-    assert (woken(kube), waking.helped) == (["p"], 0)
+    assert (woken(kube), waking.plan.helped + waking.pods.helped) == (["p"], 0)
 
 
 def test_pause_before_waking_for_the_same_node_grows() -> None:

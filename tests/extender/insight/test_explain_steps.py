@@ -78,7 +78,9 @@ def test_some_nodes_at_a_time_are_explained_as_all_at_once(record: DecisionRecor
     assert [verdict.node for verdict in reported] == [verdict.node for verdict in whole]
     for one, other in zip(reported, whole, strict=True):
         assert replace(one, devices=()) == replace(other, devices=())
-        assert [device.row for device in one.devices] == [device.row for device in other.devices]
+        assert [device.state for device in one.devices] == [
+            device.state for device in other.devices
+        ]
         names = {device.uuid for device in one.devices}
         assert names == {f"GPU-{one.node}-{card}" for card in range(len(CARDS[one.node]))}
 

@@ -36,7 +36,7 @@ async def test_the_first_list_is_read_in_pages(kube: FakeKube, tmp_path: Path) -
         assert sorted(sink.pods) == [f"p{number}" for number in range(5)]
         assert sorted(sink.calls) == ["replace nodes", "replace pods"]
         assert source.nodes == sink.nodes
-        assert source.pods == sink.pods
+        assert source._pods.object_cache.records == sink.pods
     assert [query.get("limit") for resource, query in kube.lists if resource == "nodes"] == [
         "2"
     ] * 3

@@ -289,7 +289,7 @@ def test_an_exporter_is_recognized_by_name_or_label(name: str, labels: dict[str,
     raw["metadata"]["labels"] = labels
 
     assert reduce_exporter(raw, ("dcgm-exporter",)) == ExporterPod(
-        uid="u", name=name, node="n", addresses=("10.0.0.9",)
+        name=name, node="n", addresses=("10.0.0.9",)
     )
 
 

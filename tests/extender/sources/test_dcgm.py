@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from extender.core.devices.readings import NVML_ONLY, Signal
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.dcgm import (
-    _DEFAULT_METRICS,
+    DEFAULT_METRICS,
     Aggregation,
     Metric,
     MetricUnit,
@@ -66,7 +66,7 @@ def test_an_impossible_magnitude_is_missing(
     assert math.isnan(converted(beyond, unit, signal))
 
 
-@pytest.mark.parametrize("metric", _DEFAULT_METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", DEFAULT_METRICS, ids=lambda metric: metric.name)
 def test_invalid_values_are_missing_for_every_metric(metric: Metric) -> None:
     assert math.isnan(converted(9e12 / 0.001, metric.unit, metric.signal))
 
@@ -127,7 +127,7 @@ def test_conversion_keeps_order(one: float, other: float, unit: MetricUnit) -> N
 
 
 def test_each_metric_is_in_the_table_once() -> None:
-    names = [metric.name for metric in _DEFAULT_METRICS]
+    names = [metric.name for metric in DEFAULT_METRICS]
 
     assert len(names) == len(set(names))
 
@@ -152,7 +152,7 @@ def test_a_users_row_may_remove_a_metric() -> None:
 
 
 def test_the_busier_of_several_values_counts() -> None:
-    by_name = {metric.name: metric.aggregation for metric in _DEFAULT_METRICS}
+    by_name = {metric.name: metric.aggregation for metric in DEFAULT_METRICS}
 
     assert by_name["DCGM_FI_DEV_FB_FREE"] is Aggregation.MIN
     assert by_name["DCGM_FI_DEV_FB_USED"] is Aggregation.MAX

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS, Metric
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
 from extender.sources.prometheus.dcgm_labels import more_severe, xids_of
 from extender.sources.prometheus.promql import metric_query
 from extender.sources.prometheus.rows import Row
@@ -17,7 +17,7 @@ def row(uuid: str, **labels: str) -> Row:
 
 
 def metric(name: str) -> Metric:
-    return next(one for one in _DEFAULT_METRICS if one.name == name)
+    return next(one for one in DEFAULT_METRICS if one.name == name)
 
 
 def test_the_most_severe_recent_xid_counts() -> None:

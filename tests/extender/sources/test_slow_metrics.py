@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Column, Signal
 from extender.sources.prometheus.collector import _FULL_SECONDS, SlowColumns
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS, Metric
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
 from testkit.collecting import NOW, CollectorState
 from testkit.prometheus.fake import FakePrometheus, Series, series, util
 
 NAN = float("nan")
 XID, TOTAL, TEMPERATURE = (
-    next(metric for metric in _DEFAULT_METRICS if metric.signal is signal)
+    next(metric for metric in DEFAULT_METRICS if metric.signal is signal)
     for signal in (Signal.XID, Signal.MEMORY_TOTAL, Signal.TEMPERATURE)
 )
 

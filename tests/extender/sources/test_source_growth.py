@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from extender.core.devices.readings import REMAPPED_SECONDS, DeviceKey, Signal
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS, build_table
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
 from extender.sources.prometheus.dcgm_labels import xids_of
 from extender.sources.prometheus.promql import metric_query
 from testkit.controlplane.scraping import Job, Pages, prometheus_process
@@ -43,7 +43,7 @@ async def scraped(tmp_path: Path) -> AsyncIterator[tuple[Pages, aiohttp.ClientSe
 
 
 async def fetch(session: aiohttp.ClientSession, name: str) -> list[Any]:
-    metric = next(one for one in _DEFAULT_METRICS if one.name == name)
+    metric = next(one for one in DEFAULT_METRICS if one.name == name)
     return await answer_to(session, metric_query(metric, ""))
 
 

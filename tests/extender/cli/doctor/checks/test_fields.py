@@ -10,7 +10,7 @@ from extender.cli.doctor.checks.fields import FIELDS, XIDS
 from extender.cli.doctor.fact_collector import parse_exposition
 from extender.cli.doctor.facts import Facts, Sample
 from extender.core.devices.readings import Signal
-from extender.sources.prometheus.dcgm import _DEFAULT_METRICS
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from tests.extender.cli.doctor.things import (
     NOW,
     device,
@@ -167,6 +167,6 @@ def test_the_fields_are_those_that_the_extender_reads() -> None:
         "SM activity": Signal.SM_ACTIVE,
     }
     for field, names in FIELDS.items():
-        read = {metric.name for metric in _DEFAULT_METRICS if metric.signal is signals[field]}
+        read = {metric.name for metric in DEFAULT_METRICS if metric.signal is signals[field]}
         assert set(names) == read
-    assert set(XIDS) == {m.name for m in _DEFAULT_METRICS if m.signal is Signal.XID}
+    assert set(XIDS) == {m.name for m in DEFAULT_METRICS if m.signal is Signal.XID}
