@@ -19,9 +19,9 @@ s::0   H100 80GB HBM3         4        2       100%        20/80   do-not-share 
 w::0   H100 80GB HBM3         1        1         5%       8.0/80   share               9   MIG 7x 1g.10gb
 s::1   H100 80GB HBM3         4        0         0%         0/80   not-measured        2   MIG 2x 3g.40gb
 
-POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE          REQUESTED GiB   BETTER GiB
-team/big   w         1         5%       8.0/80   asks-too-much              40           10
-team/big   w         1         5%       8.0/80   uses-a-tenth               40            -
+POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE              REQUESTED GiB   BETTER GiB
+team/big   w         1         5%       8.0/80   requests-too-much              40           10
+team/big   w         1         5%       8.0/80   uses-a-tenth                   40            -
 based on up to 60 samples of each of 3 GPUs, over 59m (memory); at least 15 are needed
 
 3 free GPUs are stranded:
