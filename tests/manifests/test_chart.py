@@ -413,6 +413,11 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
             id="proxy-removed",
         ),
         pytest.param({"components": ["kubelet-root"]}, "agent.kubeletRoot", id="no-root"),
+        pytest.param(
+            {"extender": {"settings": {"prometheus": {"url": "http://PROMETHEUS:9090"}}}},
+            "replace PROMETHEUS",
+            id="placeholder",
+        ),
         pytest.param({"agent": {"env": [{"value": "x"}]}}, "name", id="no-name"),
         pytest.param({"components": ["no-such"]}, "components/0", id="unknown-component"),
         pytest.param(

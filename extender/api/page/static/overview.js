@@ -48,7 +48,11 @@ export class Overview {
 
 const TENTH = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 1 });
 
-const hoursInWords = ({ sums, since }) => `${TENTH.format(sums.gpu_hours_idle)} of ${TENTH.format(sums.gpu_hours)} GPU-hours held idle since ${clock(since).slice(0, 5)}`;
+function hoursInWords({ sums, since }) {
+  const from = `since ${clock(since).slice(0, 5)}`;
+  if (sums.gpu_hours < 0.05) return `no GPU-hours held ${from} yet`; // "0 of 0" shortly after the start
+  return `${TENTH.format(sums.gpu_hours_idle)} of ${TENTH.format(sums.gpu_hours)} GPU-hours held idle ${from}`;
+}
 
 function podsInWords({ pods, total }) {
   const refused = pods.filter((pod) => pod.state === "refused" && pod.waiting_seconds >= LONG_SECONDS).length;
