@@ -8,7 +8,9 @@ import os
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +34,13 @@ async def grant_rights(plane: ControlPlane) -> None:
     await plane.kubectl("apply", "-k", str(RIGHTS))
 
 
+@cache
+def _shipped(file: Path) -> Object:
+    """Parse a configuration file once: PyYAML is slow, and each scenario needs it."""
+    config: Object = yaml.safe_load(file.read_text())
+    return config
+
+
 def scheduler_config(
     extender_url: str,
     changes: Mapping[str, object] | None = None,
@@ -47,7 +56,7 @@ def scheduler_config(
         file: shipped configuration file.
         certificates: folder with kube-scheduler's certificate and CA; None for plain HTTP.
     """
-    config: Object = yaml.safe_load(file.read_text())
+    config = deepcopy(_shipped(file))
     (shipped,) = config["extenders"]
     if certificates is None:
         del shipped["enableHTTPS"], shipped["tlsConfig"]
