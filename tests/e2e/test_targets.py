@@ -25,7 +25,7 @@ async def test_a_pod_goes_to_the_node_that_it_names_and_nowhere_else(world: Worl
     second = pod("second", annotations=target(wanted))
     await world.client.create(second)
     message = await world.client.wait_unschedulable(second)
-    assert "were not the pod's target" in message
+    assert "were not named in the pod's idlegpu.io/target" in message
     assert "Insufficient nvidia.com/gpu" in message
 
     assert await world.place(pod("third", annotations=target(f"{wanted};{other}"))) == other

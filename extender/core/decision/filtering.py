@@ -24,8 +24,8 @@ class Rejection(StrEnum):
     BUSY = "node(s) had busier GPUs than other nodes"
     RECONFIGURING = "node(s) had GPUs that are being reconfigured"
     WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
-    NOT_TARGET = "node(s) were not the pod's target"
-    DEARER = "node(s) had dearer GPUs than other nodes that would do"
+    NOT_TARGET = "node(s) were not named in the pod's idlegpu.io/target"
+    DEARER = "node(s) had more expensive GPUs than other suitable nodes"
     MISALIGNED = "node(s) had too few free GPUs on one NUMA node for their kubelet's policy"
     GROUP_TOO_LARGE = "node(s) could not hold the pod's whole group, even without other pods"
 

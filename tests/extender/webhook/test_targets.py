@@ -14,7 +14,7 @@ from testkit.builders import GPU, request
 from testkit.webhook_requests import MakeClient, call, meta, names_request, pod
 from testkit.world import BUSY, World
 
-NOT_TARGET = "node(s) were not the pod's target"
+NOT_TARGET = "node(s) were not named in the pod's idlegpu.io/target"
 WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
 
 

@@ -31,8 +31,8 @@ REFUSALS: Final = (
     "node(s) had busier GPUs than other nodes",
     "node(s) had GPUs that are being reconfigured",
     "node(s) had GPUs of other models than the pod requires",
-    "node(s) were not the pod's target",
-    "node(s) had dearer GPUs than other nodes that would do",
+    "node(s) were not named in the pod's idlegpu.io/target",
+    "node(s) had more expensive GPUs than other suitable nodes",
     "node(s) had too few free GPUs on one NUMA node for their kubelet's policy",
     "node(s) could not hold the pod's whole group, even without other pods",
 )
