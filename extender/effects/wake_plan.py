@@ -358,7 +358,9 @@ def nodes_with_room(
     return tuple(
         name
         for name in roomy[0]
-        if _is_ready(nodes.get(name)) and all(name in names for names in others)
+        if (node := nodes.get(name)) is not None
+        and node.is_ready
+        and all(name in names for names in others)
     )
 
 
@@ -368,7 +370,3 @@ def open_to(
     """Return the nodes that the pod's own spec allows."""
     records = ((name, nodes.get(name)) for name in names)
     return tuple(name for name, record in records if record and may_go(selection, record))
-
-
-def _is_ready(node: NodeRecord | None) -> bool:
-    return node is not None and node.is_ready

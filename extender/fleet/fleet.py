@@ -345,12 +345,8 @@ class Fleet:
         self._late |= self._allocations.expire_own(now) | self.store.forget(now)
         self._late |= self._allocations.expire_loading(now)
 
-    def apply_history(self, history: History) -> None:
-        """Fill the windows with past readings; call once, after the first readings."""
-        finish(self.history_in_steps(history))
-
     def history_in_steps(self, history: History) -> Steps[None]:
-        """Fill the windows as in `apply_history`, in cooperative steps."""
+        """Fill the windows with past readings, in steps; call once, after the first readings."""
         yield from self.settle_in_steps()
         yield from self.store.history_in_steps(history)
         self._snapshots.mark_stale()

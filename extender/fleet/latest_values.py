@@ -130,7 +130,7 @@ class LatestValues:
             newest = np.fmax(newest, times)
         return newest
 
-    def activity_at(self, rows: Rows | slice = ALL) -> Column:
+    def activity_at(self, rows: Rows | slice) -> Column:
         """Return when each device's activity was measured, seconds since the epoch; NaN if never.
 
         Other evidence replaces utilization only if a device never had any. It does not refresh a
@@ -199,7 +199,7 @@ class LatestValues:
             names=names,
         )
 
-    def activity_by(self, rows: Rows | slice = ALL) -> _Origins:
+    def activity_by(self, rows: Rows | slice) -> _Origins:
         """Return the source of each device's activity, 0 if there is none."""
         by_utilization = self._newest_source(*UTILIZATION, rows=rows, with_preference=True)
         by_others = self._newest_source(*OTHER_ACTIVITY, rows=rows, with_preference=True)
@@ -292,7 +292,7 @@ class LatestValues:
         answer: Mapping[Signal, Column],
         measured_at: Column,
         now: float,
-        origin: int = 0,
+        origin: int,
     ) -> None:
         """Apply used and free memory together.
 
@@ -314,7 +314,7 @@ class LatestValues:
         answer: Mapping[Signal, Column],
         measured_at: Column,
         now: float,
-        origin: int = 0,
+        origin: int,
     ) -> Flags:
         """Apply utilization; return which devices lack it in this answer but had it before.
 

@@ -3,7 +3,6 @@
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from itertools import islice
-from types import MappingProxyType
 
 import numpy as np
 
@@ -33,7 +32,7 @@ def build_pools(
     rows: RowsByNode,
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
-    before: Mapping[str, Pool] = MappingProxyType({}),
+    before: Mapping[str, Pool],
 ) -> Steps[dict[str, Pool]]:
     """Build the pools of all resources from the rows of all nodes, in cooperative steps.
 

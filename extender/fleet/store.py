@@ -337,12 +337,8 @@ class DeviceStore:
             self._note_models(updated)
             yield
 
-    def apply_history(self, history: History) -> None:
-        """Fill the windows of known devices with past readings; call once, at start."""
-        finish(self.history_in_steps(history))
-
     def history_in_steps(self, history: History) -> Steps[None]:
-        """Fill the windows as in `apply_history`, in cooperative steps."""
+        """Fill the windows of known devices with past readings, in steps; call once, at start."""
         for start in range(0, len(history.devices), _PIECE):
             some = slice(start, start + _PIECE)
             found = [self.row_of(key) for key in history.devices[some]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from extender.core.steps import Steps, finish
+from extender.core.steps import Steps
 from extender.placement.bypassed_pods import MAX_BOUND, MAX_WAIT_SECONDS, SWEEP_SECONDS
 from extender.placement.history import Choice, DecisionHistory, DecisionRecord
 from extender.placement.request_log import PeerReports, RequestLog, comes_later
@@ -94,12 +94,8 @@ class BindingAttribution:
             await asyncio.sleep(SWEEP_SECONDS)
             await run_in_steps(self._sweep_in_steps(), self._yield_control)
 
-    def sweep(self) -> None:
-        """Count the pods that are known to belong to this replica by now."""
-        finish(self._sweep_in_steps())
-
     def _sweep_in_steps(self) -> Steps[None]:
-        """Count them as in `sweep`, in cooperative steps."""
+        """Count the pods that are known to belong to this replica by now."""
         if self._peers is None:
             return
         now = self._request_log.monotonic()

@@ -25,6 +25,7 @@ from agent.report.contract import ReportError, decode, decode_farewell, decode_u
 from extender.core.devices.readings import Readings
 from extender.core.policy import Foreign, Policy
 from extender.core.request.gpu_resources import ResourceNames
+from extender.core.steps import finish
 from extender.effects.peer_wire import PeerError, decode_message, decode_receipt
 from extender.effects.peers import Peers
 from extender.kube.client import KubeClient, KubeError
@@ -196,7 +197,7 @@ def prometheus(runner: asyncio.Runner) -> Target:
 
     async def take_past(answer: list[Frame]) -> None:
         async for history in _read_history(answer):
-            world.fleet.apply_history(history)
+            finish(world.fleet.history_in_steps(history))
 
     def target(body: bytes) -> bool:
         adapter.body = body

@@ -6,7 +6,6 @@ Each node is evaluated on its own: its row of the result depends on no other row
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -196,9 +195,6 @@ class Others:
     models: tuple[str, ...] = ()
 
 
-_NO_OTHERS: Final = Others()
-
-
 def serves_host(row: PoolRow, request: GpuRequest) -> bool:
     """Return whether a node has the CPU, memory and storage that a pod requests, if known."""
     return (
@@ -278,15 +274,13 @@ class Wants:
         )
 
 
-def evaluate_batch(
-    batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
-) -> Evaluation:
+def evaluate_batch(batch: Batch, wants: Wants, policy: Policy, others: Others) -> Evaluation:
     """Evaluate a batch without a pause; arguments as in `_evaluate_batch_in_steps`."""
     return finish(_evaluate_batch_in_steps(batch, wants, policy, others))
 
 
 def _evaluate_batch_in_steps(
-    batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
+    batch: Batch, wants: Wants, policy: Policy, others: Others
 ) -> Steps[Evaluation]:
     """Evaluate each node of a batch for the pods that request it.
 

@@ -1,7 +1,6 @@
 """Define why agents are refused; each reason is counted, logged, and sent to the agent."""
 
 import logging
-import time
 from collections.abc import Callable
 from enum import StrEnum
 from http import HTTPStatus
@@ -82,7 +81,7 @@ class Refusals:
         counts: refusals by reason.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self.counts: dict[AgentRefusal, int] = dict.fromkeys(AgentRefusal, 0)
         self._throttle = LogThrottle(most=_MAX_LINES, monotonic=monotonic)
 

@@ -512,7 +512,7 @@ def build_webhook(
     resources: Callable[[], ResourceNames],
     policy: Callable[[], Policy],
     admissions: Metric,
-    proposals: Proposals | None = None,
+    proposals: Proposals | None,
 ) -> AdmissionWebhook | None:
     """Return the webhook, None if the settings disable it; arguments as for `AdmissionWebhook`."""
     if not settings.listen:

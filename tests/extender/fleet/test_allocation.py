@@ -9,6 +9,7 @@ from extender.core.decision.filtering import Code
 from extender.core.devices.readings import DeviceKey, History, Signal
 from extender.core.nodes.inventory import PodPhase
 from extender.core.policy import Policy, SharedPolicy
+from extender.core.steps import finish
 from testkit.builders import GIB, NOW, rejected
 from testkit.world import BUSY, IDLE, World, one_node
 
@@ -375,8 +376,10 @@ def test_history_fills_the_windows_of_devices_and_their_tenants() -> None:
     times = NOW - 60.0 * np.arange(31, dtype=np.float64)[::-1]
     load = np.where(times < NOW - 150, 0.9, 0.2)[:, None]
 
-    made.fleet.apply_history(
-        History(times=times, devices=(DeviceKey(("GPU-node-0", "")),), utilization=load)
+    finish(
+        made.fleet.history_in_steps(
+            History(times=times, devices=(DeviceKey(("GPU-node-0", "")),), utilization=load)
+        )
     )
 
     assert 0.1 < made.estimated(made.card(), "utilization") < 0.5

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import History, Signal
 from extender.core.policy import Policy
+from extender.core.steps import finish
 from testkit.agent.fleet_reports import windows
 from testkit.agent.replay import RECORDED
 from testkit.builders import GIB, ranking, rejected, request
@@ -166,11 +167,13 @@ def test_after_a_restart_the_last_minutes_are_those_of_all_tenants() -> None:
     world.read(**PAUSES)
     times = world.clock.now - np.arange(600.0, 0.0, -30.0)
 
-    world.fleet.apply_history(
-        History(
-            times=times,
-            devices=(world.card().info.key,),
-            utilization=np.full((len(times), 1), 0.95),
+    finish(
+        world.fleet.history_in_steps(
+            History(
+                times=times,
+                devices=(world.card().info.key,),
+                utilization=np.full((len(times), 1), 0.95),
+            )
         )
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceInfo, DeviceKey, History, Signal
 from extender.core.policy import Policy
+from extender.core.steps import finish
 from extender.fleet.store import DeviceStore
 from testkit.builders import GIB, NOW
 from tests.extender.fleet.stores import (
@@ -273,7 +274,7 @@ def test_history_fills_the_windows_once_at_start() -> None:
     store = store_of(CARD)
     arrive(store, 0.0)
 
-    store.apply_history(history([0.4, NAN, -1.0, 0.8, 5.0]))
+    finish(store.history_in_steps(history([0.4, NAN, -1.0, 0.8, 5.0])))
 
     mean, count = store.evidence().window_mean[0], store.evidence().window_count[0]
     assert (count, mean) == (4, pytest.approx((0.0 + 0.4 + 0.8 + 1.0) / 4))
@@ -284,7 +285,7 @@ def test_history_from_before_the_tenant_does_not_count_for_it() -> None:
         store = store_of(CARD)
         if first == "tenant":
             arrive(store, NOW - 150)
-        store.apply_history(history([0.9] * 30 + [0.2, 0.2]))
+        finish(store.history_in_steps(history([0.9] * 30 + [0.2, 0.2])))
         arrive(store, NOW - 150)
 
         assert store.evidence().window_mean[0] < 0.5, first
@@ -293,7 +294,7 @@ def test_history_from_before_the_tenant_does_not_count_for_it() -> None:
 def test_history_shows_the_age_of_a_sticky_xid() -> None:
     store = store_of(CARD, XID=48.0)
 
-    store.apply_history(history([0.0] * 61, [48.0] * 61))
+    finish(store.history_in_steps(history([0.0] * 61, [48.0] * 61)))
 
     assert not excluded(store, NOW + 1)
 
@@ -306,7 +307,7 @@ def test_history_shows_the_age_of_a_sticky_xid() -> None:
 def test_history_does_not_age_a_new_xid(xids: list[float]) -> None:
     store = store_of(CARD, XID=48.0)
 
-    store.apply_history(history([0.0] * 61, xids))
+    finish(store.history_in_steps(history([0.0] * 61, xids)))
 
     store.apply(readings(CARD, at=NOW + 3000, XID=48.0), NOW + 3000)
     assert excluded(store, NOW + 3000)
@@ -316,7 +317,7 @@ def test_history_does_not_age_a_new_xid(xids: list[float]) -> None:
 def test_history_without_xids_or_without_steps_is_applied(steps: int) -> None:
     store = store_of(CARD)
 
-    store.apply_history(history([0.0] * steps))
-    store.apply_history(history([0.0] * steps, [0.0] * steps))
+    finish(store.history_in_steps(history([0.0] * steps)))
+    finish(store.history_in_steps(history([0.0] * steps, [0.0] * steps)))
 
     assert store.evidence().window_count[0] == 1 + 2 * steps

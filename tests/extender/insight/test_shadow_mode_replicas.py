@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
+from extender.core.steps import finish
 from extender.insight.shadow_mode import ShadowMode
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
@@ -65,7 +66,7 @@ class Replica(World):
 
     def sweep(self) -> None:
         self.bypassed_pods.sweep()
-        self.binding_attribution.sweep()
+        finish(self.binding_attribution._sweep_in_steps())
         self.shadow_mode.regret.take_next()
 
     @property

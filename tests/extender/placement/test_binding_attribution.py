@@ -1,5 +1,6 @@
 """Of several replicas, the one that answered last counts a bound pod, once that is certain."""
 
+from extender.core.steps import finish
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bypassed_pods import MAX_BOUND, MAX_WAIT_SECONDS
 from extender.placement.history import Choice
@@ -38,7 +39,7 @@ class Replica:
 
     def sweep_after(self, seconds: float) -> list[str]:
         self.world.now += seconds
-        self.attribution.sweep()
+        finish(self.attribution._sweep_in_steps())
         return self.own
 
     @property
