@@ -51,28 +51,27 @@ _FIRST_PASS: Final = Answer(
 
 
 @contextlib.contextmanager
-def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Tenants]:
-    """Build the source of tenants, and close it when the context ends.
-
-    Args:
-        options: paths of the kubelet's socket, `/proc` and the pod logs.
-        clock: monotonic clock in seconds.
-    """
+def open_tenants(options: Options) -> Iterator[Tenants]:
+    """Build the source of tenants, and close it when the context ends."""
     with contextlib.ExitStack() as stack:
         device_holders = None
         if options.kubelet_socket:
             kubelet = PodResourcesClient(Path(options.kubelet_socket))
-            device_holders = DeviceHolders(kubelet, clock=clock)
+            device_holders = DeviceHolders(kubelet, clock=time.monotonic)
         tenants = Tenants(
             device_holders=device_holders,
-            processes=ProcessTable(Path(options.proc), clock=clock) if options.proc else None,
-            names=PodNames(Path(options.pod_logs) if options.pod_logs else None, clock=clock),
+            processes=ProcessTable(Path(options.proc), clock=time.monotonic)
+            if options.proc
+            else None,
+            names=PodNames(
+                Path(options.pod_logs) if options.pod_logs else None, clock=time.monotonic
+            ),
             policy=TenantPolicy(
                 threshold=options.foreign,
                 # Graphics processes are listed only in slow reads.
                 list_seconds=options.cadence.slow_seconds + 2 * options.period_seconds,
             ),
-            clock=clock,
+            clock=time.monotonic,
         )
         stack.callback(tenants.close)
         yield tenants

@@ -175,18 +175,13 @@ class Scheduler:
         self.placed.append(placed)
         return placed
 
-    def place_for(self, seconds: float, *, pause_seconds: float = 0.005) -> list[Placed]:
-        """Place pods one after the other for a time.
-
-        Args:
-            seconds: duration.
-            pause_seconds: pause after each pod, for kube-scheduler's own work.
-        """
+    def place_for(self, seconds: float) -> list[Placed]:
+        """Place pods one after the other for a time."""
         done: list[Placed] = []
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
             done.append(self.place())
-            time.sleep(pause_seconds)
+            time.sleep(0.005)  # for kube-scheduler's own work
         return done
 
     def remove(self, placed: Iterable[Placed]) -> None:

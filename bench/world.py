@@ -138,7 +138,7 @@ class World:
         wait_until(is_ready, "the extender is ready", limit_seconds)
         return time.perf_counter() - self.started_at
 
-    def wait_readings(self, rounds: int = 1, limit_seconds: float = READY_SECONDS) -> None:
+    def wait_readings(self, rounds: int = 1) -> None:
         """Wait until `rounds` further answers of Prometheus have been applied.
 
         Raises:
@@ -148,11 +148,11 @@ class World:
         wait_until(
             lambda: self.rounds() >= begun + rounds,
             f"{rounds} rounds of readings",
-            limit_seconds,
+            READY_SECONDS,
             poll_seconds=ROUND_POLL_SECONDS,  # each call makes the extender compute all its metrics
         )
 
-    def wait_past(self, limit_seconds: float = PAST_SECONDS) -> None:
+    def wait_past(self) -> None:
         """Wait until the past was read: only the extender and one worker run for a while.
 
         Raises:
@@ -162,7 +162,7 @@ class World:
         wait_until(
             lambda: calm.has_lasted(is_calm=len(self.memory().processes) == 2),
             "the past was read",
-            limit_seconds,
+            PAST_SECONDS,
             poll_seconds=PAST_POLL_SECONDS,
         )
 

@@ -60,9 +60,9 @@ def build_app(control: SimulatedControlPlane) -> web.Application:
 
 
 @asynccontextmanager
-async def run_apiserver(control: SimulatedControlPlane, port: int = 0) -> AsyncIterator[str]:
+async def run_apiserver(control: SimulatedControlPlane) -> AsyncIterator[str]:
     """Serve the objects on 127.0.0.1 while the context is open; yield the base URL."""
-    async with serve(build_app(control), port=port) as url:
+    async with serve(build_app(control)) as url:
         yield url
 
 

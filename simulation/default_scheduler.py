@@ -145,7 +145,7 @@ def fitting(fleet: SimulatedFleet, wanted: dict[str, int]) -> list[str]:
         name
         for name, node in fleet.nodes.items()
         if all(
-            node.count(resource, is_allocatable=True) - held[name, resource] >= count
+            node.count(resource) - held[name, resource] >= count
             for resource, count in wanted.items()
         )
     ]

@@ -12,6 +12,9 @@ from simulation.fleet import SimulatedFleet
 from simulation.models import A10, A100_40GB, GIB, H100, H200, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, GPU_RESOURCE, NodeSpec, Sharing
 
+_BUSY_SHARE: Final = 0.6
+"""Share of a big fleet's devices with a tenant."""
+
 _STALE_AGE_SECONDS: Final = 240.0
 """Age of the stale node's last sample: no longer fresh, but still remembered."""
 
@@ -187,29 +190,14 @@ def _fill_mig_node(fleet: SimulatedFleet) -> None:
     )
 
 
-def big_fleet(
-    nodes: int = 5000,
-    gpus: int = 8,
-    *,
-    seed: int = 7,
-    busy_share: float = 0.6,
-    clock: Callable[[], float] = time.time,
-) -> SimulatedFleet:
-    """Build a large fleet: 70 % nodes of whole GPUs, 20 % time-sliced by 10, 10 % with MIG.
-
-    Args:
-        nodes: number of nodes.
-        gpus: cards of each node.
-        seed: seed of the random numbers; the same seed gives the same fleet.
-        busy_share: share of the devices with a tenant, 0 to 1.
-        clock: returns seconds since the epoch.
-    """
-    generator = random.Random(seed)
-    fleet = SimulatedFleet(clock=clock)
+def big_fleet(nodes: int) -> SimulatedFleet:
+    """Build a large fleet: 70 % nodes of whole GPUs, 20 % time-sliced by 10, 10 % with MIG."""
+    generator = random.Random(7)
+    fleet = SimulatedFleet(clock=time.time)
     for number in range(nodes):
-        node = fleet.add(_big_spec(number, gpus))
+        node = fleet.add(_big_spec(number))
         for device in node.devices:
-            if generator.random() >= busy_share:
+            if generator.random() >= _BUSY_SHARE:
                 continue
             load = Load(
                 utilization=round(generator.betavariate(2.0, 2.0), 3),
@@ -220,24 +208,22 @@ def big_fleet(
     return fleet
 
 
-def _big_spec(number: int, gpus: int) -> NodeSpec:
+def _big_spec(number: int) -> NodeSpec:
     name = f"gpu-{number:05d}"
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
     match number % 10:
         case 9:
             layout = ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb")
-            return NodeSpec(
-                name=name, model=A100_40GB, cards=gpus, address=address, mig=(layout,) * gpus
-            )
+            return NodeSpec(name=name, model=A100_40GB, cards=8, address=address, mig=(layout,) * 8)
         case 7 | 8:
             return NodeSpec(
                 name=name,
                 model=A10,
-                cards=gpus,
+                cards=8,
                 address=address,
                 sharing=Sharing.TIME_SLICING,
                 replicas=10,
             )
         case kind:
             model = (H100, H200, A100_40GB, V100, L40S)[kind % 5]
-            return NodeSpec(name=name, model=model, cards=gpus, address=address)
+            return NodeSpec(name=name, model=model, cards=8, address=address)

@@ -92,7 +92,6 @@ class Card:
         double_bit_errors: uncorrectable memory errors since the last reset.
         clock_event_reasons: NVML's bit mask.
         is_vanished: whether telemetry has no series for it.
-        is_unhealthy: whether the device plugin has removed it from the node's allocatable.
     """
 
     index: int
@@ -108,7 +107,6 @@ class Card:
     double_bit_errors: int = 0
     clock_event_reasons: int = 0
     is_vanished: bool = False
-    is_unhealthy: bool = False
 
     @property
     def is_lost(self) -> bool:

@@ -109,12 +109,8 @@ class SimulatedFleet:
             FleetError: too few are free, like the kubelet's UnexpectedAdmissionError.
         """
         target = self.node(node)
-        healthy = [
-            device
-            for device in target.devices
-            if device.resource == resource and not device.card.is_unhealthy
-        ]
-        free = sum(device.free_replicas for device in healthy)
+        offered = [device for device in target.devices if device.resource == resource]
+        free = sum(device.free_replicas for device in offered)
         if free < count:
             raise FleetError(
                 f"cannot place {pod.key} on {node}: {free} of {count} {resource} are free"
@@ -122,7 +118,7 @@ class SimulatedFleet:
         now = self.clock()
         devices: list[Device] = []
         for _ in range(count):
-            device = _pick(healthy)
+            device = _pick(offered)
             device.tenants.append(
                 Tenant(
                     pod=pod,
@@ -182,25 +178,19 @@ class SimulatedFleet:
             ]
         return True
 
-    def set_utilization(
-        self, node: str, index: int, ratio: float, gpu_instance_id: str = ""
-    ) -> None:
+    def set_utilization(self, node: str, index: int, ratio: float) -> None:
         """Set a device's activity in addition to placed pods, 0 to 1."""
-        device = self.device(node, index, gpu_instance_id)
+        device = self.device(node, index)
         device.base = replace(device.base, utilization=ratio)
 
-    def set_memory_used(
-        self, node: str, index: int, memory_bytes: int, gpu_instance_id: str = ""
-    ) -> None:
+    def set_memory_used(self, node: str, index: int, memory_bytes: int) -> None:
         """Set a device's memory use in addition to placed pods, in bytes."""
-        device = self.device(node, index, gpu_instance_id)
+        device = self.device(node, index)
         device.base = replace(device.base, memory_bytes=memory_bytes)
 
-    def set_foreign(
-        self, node: str, index: int, load: Load | None, gpu_instance_id: str = ""
-    ) -> None:
+    def set_foreign(self, node: str, index: int, load: Load | None) -> None:
         """Set the load of processes outside Kubernetes on a device; None ends them."""
-        device = self.device(node, index, gpu_instance_id)
+        device = self.device(node, index)
         device.foreign, device.foreign_since = load or Load(), self.clock()
 
     def set_xid(self, node: str, index: int, xid: int) -> None:
@@ -218,21 +208,17 @@ class SimulatedFleet:
             raise FleetError(f"node {node} has no card {index}")
         return cards[index]
 
-    def kill_device(
-        self, node: str, index: int, loss: Loss = Loss.VANISHED, *, is_noticed: bool = False
-    ) -> None:
+    def kill_device(self, node: str, index: int, loss: Loss = Loss.VANISHED) -> None:
         """Make a card fall off the bus.
 
         Args:
             node: name of the card's node.
             index: index of the card.
             loss: effect on telemetry.
-            is_noticed: whether the device plugin removes it from allocatable.
         """
         card = self.card(node, index)
         card.is_vanished = loss is Loss.VANISHED
         card.xid = LOST_XID
-        card.is_unhealthy = is_noticed
 
     def freeze(self, *names: str) -> None:
         """Freeze the values that the exporters of these nodes, or of all, report."""

@@ -140,13 +140,9 @@ class SimulatedNode:
         """Name of the node."""
         return self.spec.name
 
-    def count(self, resource: str, *, is_allocatable: bool = False) -> int:
-        """Return the number of devices or shares in the node's capacity or allocatable."""
-        return sum(
-            device.replicas
-            for device in self.devices
-            if device.resource == resource and not (is_allocatable and device.card.is_unhealthy)
-        )
+    def count(self, resource: str) -> int:
+        """Return the number of devices or shares that the node offers."""
+        return sum(device.replicas for device in self.devices if device.resource == resource)
 
     def resources(self) -> tuple[str, ...]:
         """Return the names of the node's GPU resources, sorted."""

@@ -53,9 +53,6 @@ def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
     """
     resources = node.resources()
     capacity = _PER_NODE | {name: str(node.count(name)) for name in resources}
-    allocatable = _PER_NODE | {
-        name: str(node.count(name, is_allocatable=True)) for name in resources
-    }
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -68,7 +65,7 @@ def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
         "spec": {"providerID": f"simulated://{node.name}"},
         "status": {
             "capacity": capacity,
-            "allocatable": allocatable,
+            "allocatable": dict(capacity),
             "addresses": [
                 {"type": "InternalIP", "address": node.spec.address},
                 {"type": "Hostname", "address": node.name},
@@ -165,9 +162,7 @@ def pod_object(
     gpus: Mapping[str, int] | int = 1,
     *,
     namespace: str = "default",
-    scheduler_name: str = "",
     annotations: Mapping[str, str] | None = None,
-    priority_class: str = "",
 ) -> JsonObject:
     """Build a stock GPU pod without idlegpu-specific fields other than `annotations`.
 
@@ -175,9 +170,7 @@ def pod_object(
         name: name of the pod.
         gpus: number of `nvidia.com/gpu`, or numbers by resource name.
         namespace: namespace of the pod.
-        scheduler_name: scheduler name, "" to omit the field.
         annotations: annotations, None to omit the field.
-        priority_class: `priorityClassName`, "" to omit the field.
     """
     counts = {GPU_RESOURCE: gpus} if isinstance(gpus, int) else gpus
     metadata: JsonObject = {"name": name, "namespace": namespace}
@@ -195,29 +188,22 @@ def pod_object(
             }
         ],
     }
-    if scheduler_name:
-        spec["schedulerName"] = scheduler_name
-    if priority_class:
-        spec["priorityClassName"] = priority_class
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def bound_pod_object(
-    pod: JsonObject, *, uid: str, node: str, bound_at: float, created_at: float | None = None
-) -> JsonObject:
+def bound_pod_object(pod: JsonObject, *, uid: str, node: str, bound_at: float) -> JsonObject:
     """Copy a pod in the state that the API server shows while it runs on its node.
 
     Args:
         pod: the pod as created.
         uid: its UID.
         node: its node.
-        bound_at: time of binding and start, seconds since the epoch.
-        created_at: time of creation; None for `bound_at`.
+        bound_at: time of creation, binding and start, seconds since the epoch.
     """
     running = copy_json(pod)
     metadata, spec = child(running, "metadata"), child(running, "spec")
     metadata["uid"] = uid
-    metadata.setdefault("creationTimestamp", timestamp(created_at or bound_at))
+    metadata.setdefault("creationTimestamp", timestamp(bound_at))
     spec.setdefault("schedulerName", "default-scheduler")
     spec["nodeName"] = node
     running["status"] = {

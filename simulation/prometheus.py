@@ -116,9 +116,9 @@ def build_app(prometheus: SimulatedPrometheus) -> web.Application:
 
 
 @asynccontextmanager
-async def run_prometheus(prometheus: SimulatedPrometheus, port: int = 0) -> AsyncIterator[str]:
+async def run_prometheus(prometheus: SimulatedPrometheus) -> AsyncIterator[str]:
     """Scrape and serve on 127.0.0.1 while the context is open; yield the base URL."""
-    async with serve(build_app(prometheus), port=port) as url:
+    async with serve(build_app(prometheus)) as url:
         # No TaskGroup: it would wrap every error of the caller's body in an ExceptionGroup.
         scraping = asyncio.create_task(prometheus.run(), name="simulated-prometheus-scrape")
         try:

@@ -242,11 +242,10 @@ def telemetry_of(nodes: Mapping[str, Node]) -> Telemetry:
 def snapshot_of(
     nodes: Mapping[str, Node],
     *,
-    resource: str = GPU,
     models: tuple[str, ...] = ("",),
     seen: SeenRequests = NONE_SEEN,
 ) -> Snapshot:
-    """Build a snapshot of these nodes, all in the pool of one resource."""
+    """Build a snapshot of these nodes, all in the pool of `nvidia.com/gpu`."""
     telemetry = telemetry_of(nodes)
     rows, slot = {}, 0
     for name, described in nodes.items():
@@ -257,10 +256,10 @@ def snapshot_of(
         version=1,
         at=NOW,
         nodes=frozenset(nodes),
-        pools={resource: replace(build_pool(resource, rows, telemetry, suspicion), seen=seen)},
+        pools={GPU: replace(build_pool(GPU, rows, telemetry, suspicion), seen=seen)},
         telemetry=telemetry,
         models=models,
-        node_index=NodeIndex(nodes, {resource: sorted(rows)}),
+        node_index=NodeIndex(nodes, {GPU: sorted(rows)}),
     )
 
 

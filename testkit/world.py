@@ -177,9 +177,9 @@ class World:
         for index in range(count):
             self.show(DeviceInfo(node=node, uuid=f"GPU-{node}-{index}", index=index))
 
-    def add_instances(self, node: str, card: int, profiles: Iterable[str], first: int = 7) -> None:
-        """Add MIG instances of a card to telemetry, numbered from `first`."""
-        for number, profile in enumerate(profiles, start=first):
+    def add_instances(self, node: str, card: int, profiles: Iterable[str]) -> None:
+        """Add MIG instances of a card to telemetry, numbered from 7."""
+        for number, profile in enumerate(profiles, start=7):
             self.show(
                 DeviceInfo(
                     node=node,

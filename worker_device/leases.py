@@ -302,40 +302,40 @@ def _lock(descriptor: int, path: Path) -> None:
             time.sleep(_LOCK_PAUSE_SECONDS)
 
 
-def holder_of(pid: int, proc: Path = PROC) -> Holder:
+def holder_of(pid: int) -> Holder:
     """Return the identity of a process; `started` is 0 if the process has ended."""
-    stat = process_stat(pid, proc)
+    stat = process_stat(pid)
     return Holder(
         pid=pid,
         started=0 if stat is None else stat.started_ticks,
-        namespace=_process_namespace(proc),
+        namespace=_process_namespace(),
     )
 
 
-def _process_namespace(proc: Path = PROC) -> int:
+def _process_namespace() -> int:
     """Return the inode of this process's pid namespace; 0 if it cannot be read."""
     with contextlib.suppress(OSError):
-        return os.stat(proc / "self" / "ns" / "pid").st_ino  # noqa: PTH116 - follows the magic link
+        return os.stat(PROC / "self" / "ns" / "pid").st_ino  # noqa: PTH116 - follows the magic link
     return 0
 
 
-def is_alive(holder: Holder, *, namespace: int, proc: Path = PROC) -> bool:
+def is_alive(holder: Holder, *, namespace: int) -> bool:
     """Return whether a process runs; False if its pid namespace is another one."""
     if holder.namespace != namespace:
         return False
-    stat = process_stat(holder.pid, proc)
+    stat = process_stat(holder.pid)
     return stat is not None and stat.started_ticks == holder.started
 
 
-def is_related(one: Holder, other: Holder, proc: Path = PROC) -> bool:
+def is_related(one: Holder, other: Holder) -> bool:
     """Return whether two running processes are the same, or one is an ancestor of the other."""
-    return one.pid in _ancestors(other.pid, proc) or other.pid in _ancestors(one.pid, proc)
+    return one.pid in _ancestors(other.pid) or other.pid in _ancestors(one.pid)
 
 
-def _ancestors(pid: int, proc: Path) -> set[int]:
+def _ancestors(pid: int) -> set[int]:
     ancestors: set[int] = set()  # and the process itself
     for _ in range(_MAX_ANCESTORS):
-        stat = process_stat(pid, proc)
+        stat = process_stat(pid)
         if stat is None:
             break
         ancestors.add(pid)

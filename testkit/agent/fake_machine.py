@@ -3,13 +3,14 @@
 from pathlib import Path
 
 HOST_CGROUP = "0::/system.slice/docker-" + "d0" * 32 + ".scope"
+CONTAINER_ID = "4f" * 32
 
 
-def pod_cgroup(uid: str, container_id: str = "4f" * 32) -> str:
+def pod_cgroup(uid: str) -> str:
     uid = uid.replace("-", "_")
     return (
         "0::/kubepods.slice/kubepods-burstable.slice/"
-        f"kubepods-burstable-pod{uid}.slice/cri-containerd-{container_id}.scope"
+        f"kubepods-burstable-pod{uid}.slice/cri-containerd-{CONTAINER_ID}.scope"
     )
 
 

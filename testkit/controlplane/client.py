@@ -243,24 +243,14 @@ class ApiClient:
             messages = [event.get("message") for event in await self.events(item)]
             raise TimeoutError(f"{error}: status {status}, events {messages}") from error
 
-    async def wait_bound(self, item: Object, *, deadline_seconds: float = DEADLINE_SECONDS) -> str:
+    async def wait_bound(self, item: Object) -> str:
         """Wait until a pod is bound, and return the name of its node."""
-        bound = await self.wait_pod(
-            item,
-            lambda pod: pod["spec"].get("nodeName"),
-            "is bound",
-            deadline_seconds=deadline_seconds,
-        )
+        bound = await self.wait_pod(item, lambda pod: pod["spec"].get("nodeName"), "is bound")
         return str(bound["spec"]["nodeName"])
 
-    async def wait_unschedulable(
-        self, item: Object, *, deadline_seconds: float = DEADLINE_SECONDS
-    ) -> str:
+    async def wait_unschedulable(self, item: Object) -> str:
         """Wait until kube-scheduler has reported a pod unschedulable, and return its message."""
-        waiting = await self.wait_pod(
-            item, unschedulable, "is unschedulable", deadline_seconds=deadline_seconds
-        )
-        return unschedulable(waiting)
+        return unschedulable(await self.wait_pod(item, unschedulable, "is unschedulable"))
 
 
 def collection(item: Object) -> str:

@@ -46,26 +46,15 @@ def extender(
     }
 
 
-def scheduler_config(
-    extenders: Sequence[Object] = (),
-    *,
-    profiles: Sequence[str] = (DEFAULT_PROFILE,),
-    max_backoff_seconds: int = 10,
-) -> Object:
-    """Build a KubeSchedulerConfiguration that scores every node.
-
-    Args:
-        extenders: see `extender`.
-        profiles: scheduler names for the pods' `schedulerName`.
-        max_backoff_seconds: longest time before a refused pod is retried.
-    """
+def scheduler_config(extenders: Sequence[Object] = ()) -> Object:
+    """Build a KubeSchedulerConfiguration that scores every node."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "percentageOfNodesToScore": 100,
         "podInitialBackoffSeconds": 1,
-        "podMaxBackoffSeconds": max_backoff_seconds,
-        "profiles": [{"schedulerName": name} for name in profiles],
+        "podMaxBackoffSeconds": 10,
+        "profiles": [{"schedulerName": DEFAULT_PROFILE}],
         "extenders": list(extenders),
     }
 

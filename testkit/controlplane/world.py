@@ -73,17 +73,15 @@ class World:
         )
         return node.name
 
-    def add_shared(
-        self, name: str, cards: int = 1, replicas: int = 4, model: GpuModel = A10
-    ) -> str:
-        """Add a node with idle, time-sliced GPUs and return its name.
+    def add_shared(self, name: str, cards: int = 1, replicas: int = 4) -> str:
+        """Add a node with idle, time-sliced A10 GPUs and return its name.
 
         Its exporter is a version that shows every pod of a shared GPU.
         """
         return self.add(
             name,
             cards,
-            model,
+            A10,
             sharing=Sharing.TIME_SLICING,
             replicas=replicas,
             exporter=EXPORTER_4_8,

@@ -14,7 +14,6 @@ from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import find
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
-SecretData = Mapping[str, bytes]
 
 DEFAULT_USAGES: Final = ("digital signature", "key encipherment")
 """cert-manager's usages for a Certificate without `usages`."""

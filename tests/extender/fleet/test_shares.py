@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.devices.readings import Signal
 from testkit.agent.fleet_reports import Agents
 from testkit.builders import GIB, GPU, ranking, request
 from testkit.world import World, one_node
-
-ROOMY = {Signal.MEMORY_USED: 0.0, Signal.MEMORY_FREE: 80 * GIB}
 
 
 def unlabelled(cards: int = 4, offered: int = 8) -> World:
