@@ -167,7 +167,7 @@ class BenchFleet:
             template=render_node(built, created_at=self._started_at - START_AGE_SECONDS),
             devices={name: range(rows[0], rows[-1] + 1) for name, rows in by_resource.items()},
             replicas=max((device.replicas for device in built.devices), default=1),
-            offered=built.count(built.resources()[0], is_allocatable=True),
+            offered=built.count(built.resources()[0]),
         )
         self.nodes.append(node)
         self.by_name[node.name] = node
