@@ -22,10 +22,11 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
-from agent.report.contract import UPGRADE, decode
+from agent.report.contract import UPGRADE
 from bench.agent_process import CARDS, uuid_of
 from bench.machine import Bound, report
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.json_report import decode_report
 from testkit.controlplane.process import free_port
 
 SCRAPE_SECONDS: Final = 15.0
@@ -85,7 +86,7 @@ def real_uuids() -> list[str]:
     )
     if result.returncode:
         raise SystemExit(f"the agent sees no GPU here: {result.stdout.decode()[:1000]}")
-    return [device.uuid for device in decode(result.stdout).devices]
+    return [device.uuid for device in decode_report(result.stdout).devices]
 
 
 class _Taker(socketserver.BaseRequestHandler):

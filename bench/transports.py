@@ -27,7 +27,7 @@ from typing_extensions import override  # `override` is in `typing` from Python 
 from agent.options import ReportOptions
 from agent.push.digest import DigestBuilder
 from agent.push.updates import UpdateBuilder
-from agent.report.contract import Report, decode, decode_update, encode, frame
+from agent.report.contract import Report, decode_update, encode, frame
 from agent.tenants.foreign import Threshold
 from bench.agent import cpu_seconds
 from bench.agent_swarm import report_of
@@ -35,6 +35,7 @@ from bench.backend_fleet import BenchFleet, FleetSpec
 from bench.machine import report as write_result
 from bench.world import ROOT, wait_until
 from extender.core.policy import Thresholds
+from testkit.agent.json_report import decode_report
 from testkit.controlplane.process import free_port
 
 CONNECTIONS: Final = 100
@@ -80,7 +81,7 @@ class Stream(asyncio.Protocol):
 
 async def serve(way: str, port: int) -> None:
     """Receive reports by one transport until cancelled."""
-    take: Callable[[bytes], object] = decode if way.endswith("JSON") else decode_update
+    take: Callable[[bytes], object] = decode_report if way.endswith("JSON") else decode_update
     if way.startswith("stream"):
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Stream(take), "127.0.0.1", port)

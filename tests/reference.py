@@ -28,12 +28,12 @@ from extender.api.metrics_route import export_ports
 from extender.app import Extender
 from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.findings import Check
-from extender.core.policy import Health
+from extender.core.policy import Health, HealthSign
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
 from extender.settings.reload import LIVE, LIVE_PARTS
 from extender.settings.section import Section
-from extender.settings.spec import render_signs, render_table
+from extender.settings.spec import render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.files import ROOT
 from tests.reference_api import render_answers, render_routes
@@ -257,10 +257,18 @@ def _values(schema: Mapping[str, Any], shared: Mapping[str, Any], indent: str) -
             yield from _values(value, shared, f"{indent}  ")
 
 
+def render_signs() -> str:
+    """Render a Markdown table with one row for each health sign."""
+    health = Health()
+    rows = (f"| `{sign}` | `{getattr(health, sign)}` | {sign.description} |" for sign in HealthSign)
+    header = "| sign | default action | applies if |\n|---|---|---|"
+    return "\n".join([header, *rows]) + "\n"
+
+
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "restart": render_restart,
     "settings": lambda: render_table(all_settings().values()),
-    "signs": lambda: render_signs(Health()),
+    "signs": render_signs,
     "agent-settings": lambda: render_table(agent_config.all_settings().values()),
     "metrics": render_extender_metrics,
     "agent-metrics": render_agent_metrics,

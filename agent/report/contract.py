@@ -15,9 +15,6 @@ from extender.runtime.decoding import MalformedError, decode_with
 
 VERSION: Final = 1
 
-MAX_BYTES: Final = 1 << 20
-"""Size limit of a report: 16 cards with 7 instances and a dozen processes each take 200 KiB."""
-
 
 class ReportError(ValueError):
     """A report cannot be decoded; the message says why."""
@@ -234,16 +231,6 @@ class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Report)
-
-
-class _Envelope(msgspec.Struct):
-    """Fields common to all versions of the report."""
-
-    version: int
-
-
-_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 
 
 def encode(report: Report, sent_at: float | None = None) -> bytes:
@@ -256,33 +243,6 @@ def encode(report: Report, sent_at: float | None = None) -> bytes:
     if sent_at is not None:
         report = msgspec.structs.replace(report, sent_at=sent_at)
     return _ENCODER.encode(report)
-
-
-def decode(content: bytes) -> Report:
-    """Decode and check a report; ignore unknown fields.
-
-    Raises:
-        ReportError: the content is not a report, or has an unsupported version.
-    """
-    if len(content) > MAX_BYTES:
-        raise ReportError(f"report of {len(content)} bytes: must be at most {MAX_BYTES} bytes")
-    try:
-        version = decode_with(_ENVELOPE.decode, content).version
-        if version != VERSION:
-            raise ReportError(
-                f"report of version {version}: must be version {VERSION}: "
-                "agents and extender must be of the same release"
-            )
-        report = decode_with(_DECODER.decode, content)
-    except MalformedError as error:
-        raise ReportError(f"cannot read report: {error}") from error
-    for name, column in report.signals.items():
-        if len(column) != len(report.devices):
-            raise ReportError(
-                f"cannot read report: $.signals.{name} has {len(column)} values: "
-                f"must be one for each of {len(report.devices)} devices"
-            )
-    return report
 
 
 # --- updates to the extender ----------------------------------------------------------------------
@@ -412,6 +372,12 @@ class Farewell(_Record, frozen=True, kw_only=True):
     """Last message of the extender before it ends a connection, with the reason."""
 
     reason: str = ""
+
+
+class _Envelope(msgspec.Struct):
+    """Fields common to all versions of an update."""
+
+    version: int
 
 
 _UPDATE_ENCODER: Final = msgspec.msgpack.Encoder()

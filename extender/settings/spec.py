@@ -14,7 +14,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from extender.core.policy import Health, HealthSign
 from extender.settings.section import MIB, Unit, ValueForm
 
 ENVIRONMENT_PREFIX: Final = "IDLEGPU_"
@@ -30,8 +29,6 @@ _SECRET_WORDS: Final = ("token", "password", "secret", "headers", "authorization
 _BINARY_UNITS: Final = ("Ti", "Gi", "Mi", "Ki")
 
 _HEADER: Final = "| setting | unit or type | default | bounds | meaning |\n|---|---|---|---|---|"
-
-_SIGNS_HEADER: Final = "| sign | default action | applies if |\n|---|---|---|"
 
 
 class SettingKind(StrEnum):
@@ -254,16 +251,6 @@ _TYPES: Final = {
 def render_table(settings: Iterable[Setting]) -> str:
     """Render a Markdown table with one row for each setting."""
     return "\n".join([_HEADER, *map(_row, settings)]) + "\n"
-
-
-def render_signs(health: Health) -> str:
-    """Render a Markdown table with one row for each health sign.
-
-    Args:
-        health: the default actions.
-    """
-    rows = (f"| `{sign}` | `{getattr(health, sign)}` | {sign.description} |" for sign in HealthSign)
-    return "\n".join([_SIGNS_HEADER, *rows]) + "\n"
 
 
 def _row(setting: Setting) -> str:

@@ -13,8 +13,9 @@ from agent.app import Agent, sample_once, start, watch_reports
 from agent.gpu.backend import Call, Code
 from agent.gpu.session import Cadence
 from agent.options import Options
-from agent.report.contract import Report, decode
+from agent.report.contract import Report
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.json_report import decode_report
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from testkit.controlplane.process import free_port
 from worker_device.agent_loads import SIGNALS, fetch_loads
@@ -76,7 +77,7 @@ async def test_the_report_is_served_with_the_time_of_sending() -> None:
     async with served(OPTIONS, ScriptedCard("GPU-0")) as one:
         _, body = await one.until("/v1/report", lambda status, _: status == 200)
 
-    report = decode(body)
+    report = decode_report(body)
     assert report.node == "gpu-7"
     assert [device.uuid for device in report.devices] == ["GPU-0"]
     assert report.sent_at >= report.at
@@ -144,7 +145,7 @@ async def test_without_a_driver_the_agent_serves_reports_the_problem_and_stays_l
 
         assert status == 200
         assert b"libnvidia-ml.so.1" in body
-        report = decode(content)
+        report = decode_report(content)
         assert report.problem is not None
         assert report.problem.code == "LibraryNotFound"
         assert b'idlegpu_agent_reads_gpus{problem="LibraryNotFound"} 0.0' in metrics
@@ -152,7 +153,7 @@ async def test_without_a_driver_the_agent_serves_reports_the_problem_and_stays_l
         one.backend.cards.append(ScriptedCard("GPU-0"))
         one.backend.faults.clear()
 
-        await one.until("/v1/report", lambda _, body: bool(decode(body).devices))
+        await one.until("/v1/report", lambda _, body: bool(decode_report(body).devices))
 
 
 async def test_a_hung_driver_is_reported_and_does_not_fail_liveness() -> None:
@@ -164,10 +165,10 @@ async def test_a_hung_driver_is_reported_and_does_not_fail_liveness() -> None:
         _, content = await one.get("/v1/report")
 
         assert status == 200, "a new container would hang, too, and hide the problem"
-        first = decode(content).devices[0]
+        first = decode_report(content).devices[0]
         assert first.problem is not None
         age = first.age_seconds
-        await one.until("/v1/report", lambda _, body: is_older(decode(body), age))
+        await one.until("/v1/report", lambda _, body: is_older(decode_report(body), age))
 
 
 def is_older(report: Report, before: float | None) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agent.report.contract import decode
 from testkit.agent.fake_driver import GIB, FakeDriver, card
+from testkit.agent.json_report import decode_report
 
 COMMAND = (sys.executable, "-m", "agent")
 TIMEOUT = 60
@@ -66,7 +66,7 @@ def test_once_prints_every_gpu_and_whether_it_is_idle(tmp_path: Path) -> None:
 def test_json_prints_the_report(tmp_path: Path) -> None:
     result = run("--json", **two_cards(tmp_path))
 
-    report = decode(result.stdout.encode())
+    report = decode_report(result.stdout.encode())
     assert result.returncode == 0
     assert [device.model for device in report.devices] == ["NVIDIA H100", "NVIDIA H100"]
     verdicts = [device.verdict for device in report.devices]
@@ -115,7 +115,7 @@ def two_cards(folder: Path) -> dict[str, str]:
 def test_the_json_report_contains_the_problem() -> None:
     result = run("--json")
 
-    report = decode(result.stdout.encode())
+    report = decode_report(result.stdout.encode())
     assert result.returncode == 3
     assert report.problem is not None
     assert report.problem.code == "LibraryNotFound"

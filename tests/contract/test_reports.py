@@ -8,7 +8,8 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from agent.report.contract import ReportError, decode, decode_update
+from agent.report.contract import ReportError, decode_update
+from testkit.agent.json_report import decode_report
 from tests.contract.reports import (
     MEANING,
     RECORDINGS,
@@ -63,12 +64,12 @@ def test_additional_fields_of_a_later_agent_are_ignored(folder: Path) -> None:
 @releases
 def test_the_report_of_an_agent_of_that_release_can_be_read(folder: Path) -> None:
     content = (folder / REPORT).read_bytes()
-    report = decode(content)
+    report = decode_report(content)
 
     assert report.agent_version == folder.name
     assert [device.key for device in report.devices] == [("GPU-aaaa", ""), ("GPU-bbbb", "")]
     novel = json.loads(content) | {"novelty": 1}
-    assert decode(json.dumps(novel).encode()) == report
+    assert decode_report(json.dumps(novel).encode()) == report
 
 
 def test_a_message_that_would_be_misunderstood_is_refused_with_both_versions() -> None:

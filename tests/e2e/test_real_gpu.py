@@ -14,10 +14,11 @@ from typing import Final
 import aiohttp
 import pytest
 
-from agent.report.contract import Foreign, decode
+from agent.report.contract import Foreign
 from simulation.models import GIB
 from testkit.agent.fake_kubelet import FakeKubelet, container
 from testkit.agent.fake_kubelet import pod as held
+from testkit.agent.json_report import decode_report
 from testkit.agent.loads import load, pod_cgroup, uuids, why_no_gpu
 from testkit.controlplane.agents import Tokens, agents_on, tokens_of
 from testkit.controlplane.deployed import merged
@@ -140,7 +141,7 @@ def is_foreign(gpu: Object) -> bool:
 async def foreign_use(agent: str) -> Foreign | None:
     """Return the use of the GPU that its agent attributes to no pod."""
     async with aiohttp.ClientSession() as session, session.get(f"{agent}/v1/report") as response:
-        device = decode(await response.read()).devices[0]
+        device = decode_report(await response.read()).devices[0]
     return device.foreign if device.foreign and device.foreign.memory_bytes else None
 
 

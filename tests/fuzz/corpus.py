@@ -31,7 +31,6 @@ from testkit.hostile_objects import (
 from testkit.webhook_requests import meta, names_request, objects_request, pod
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
-REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"
 LENGTH_BYTES: Final = 4
 UPDATES_END: Final = b"\n--\n"
 
@@ -54,7 +53,6 @@ def corpus() -> Mapping[str, Sequence[bytes]]:
         "admission": [_json(REVIEW_OBJECT), *_with_odd_fields(REVIEW_OBJECT)],
         "agent-updates": _updates(),
         "agent-connection": _connections(),
-        "agent-report": [path.read_bytes() for path in sorted(REPORTS.glob("*/*.json"))],
         "peers": _messages(),
         "settings": _settings(),
         "prometheus": _answers(),

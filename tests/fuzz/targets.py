@@ -21,7 +21,7 @@ import requests.adapters
 import urllib3
 from typing_extensions import override
 
-from agent.report.contract import ReportError, decode, decode_farewell, decode_update
+from agent.report.contract import ReportError, decode_farewell, decode_update
 from extender.core.devices.readings import Readings
 from extender.core.policy import Foreign, Policy
 from extender.core.request.gpu_resources import ResourceNames
@@ -122,15 +122,6 @@ def agent_updates(body: bytes) -> bool:
         if any(info.node != "node" for info in found.devices):
             raise FaultError("a reading of another node")
     return is_understood
-
-
-def agent_report(body: bytes) -> bool:
-    """Parse an agent's report."""
-    try:
-        decode(body)
-    except ReportError:
-        return False
-    return True
 
 
 def peers() -> Target:
@@ -421,7 +412,6 @@ def targets(runner: asyncio.Runner) -> Mapping[str, Callable[[], Target]]:
         **{verb: partial(webhooks, verb, runner) for verb in ("filter", "prioritize", "preempt")},
         "admission": admission,
         "agent-updates": lambda: agent_updates,
-        "agent-report": lambda: agent_report,
         "peers": peers,
         "settings": lambda: settings,
         "agent-connection": partial(agent_connection, runner),

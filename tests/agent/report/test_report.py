@@ -1,12 +1,8 @@
-from typing import Any
-
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.report.contract import (
-    MAX_BYTES,
     VERSION,
     Device,
     Foreign,
@@ -14,12 +10,11 @@ from agent.report.contract import (
     Problem,
     Process,
     Report,
-    ReportError,
     Tenant,
     Verdict,
-    decode,
     encode,
 )
+from testkit.agent.json_report import decode_report
 
 
 def full_report() -> Report:
@@ -58,7 +53,7 @@ def full_report() -> Report:
 def test_a_written_report_can_be_read() -> None:
     report = full_report()
 
-    assert decode(encode(report)) == report
+    assert decode_report(encode(report)) == report
 
 
 ratios = st.none() | st.floats(0, 1)
@@ -80,14 +75,14 @@ def test_any_report_round_trips(found: list[Device], data: st.DataObject) -> Non
         node="n", at=1.0, devices=tuple(found), signals={"sm_active_ratio": tuple(values)}
     )
 
-    assert decode(encode(report)) == report
+    assert decode_report(encode(report)) == report
 
 
 def test_unknown_and_empty_holders_differ() -> None:
     unknown, unheld = Device(uuid="a"), Device(uuid="a", allocated_to=(), used_by=())
     report = Report(node="n", at=1.0, devices=(unknown, unheld))
 
-    first, second = decode(encode(report)).devices
+    first, second = decode_report(encode(report)).devices
 
     assert (first.allocated_to, first.used_by) == (None, None)
     assert (second.allocated_to, second.used_by) == ((), ())
@@ -100,7 +95,7 @@ def test_unknown_fields_of_a_newer_agent_are_ignored_at_every_level() -> None:
     content["devices"][0]["used_by"][0]["nice"] = 19
     content["signals"]["noise_decibels"] = [40.0, None]
 
-    report = decode(orjson.dumps(content))
+    report = decode_report(orjson.dumps(content))
 
     assert report.devices == full_report().devices
     assert report.signals["noise_decibels"] == (40.0, None)
@@ -111,7 +106,7 @@ def test_the_version_is_always_encoded() -> None:
 
 
 def test_sent_at_is_the_senders_time() -> None:
-    assert decode(encode(full_report(), sent_at=2001.5)).sent_at == 2001.5
+    assert decode_report(encode(full_report(), sent_at=2001.5)).sent_at == 2001.5
 
 
 def test_missing_values_are_left_out_of_a_devices_signals() -> None:
@@ -119,41 +114,6 @@ def test_missing_values_are_left_out_of_a_devices_signals() -> None:
 
     assert report.signals_of(0) == {"power_watts": 80.5, "xid": 79.0}
     assert report.signals_of(1) == {}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": VERSION + 1}, f"report of version {VERSION + 1}: must be version {VERSION}"),
-        ({"version": None}, "$.version"),
-        ({"node": 7}, "`$.node`"),
-        ({"at": "now"}, "`$.at`"),
-        ({"devices": [{"uuid": None}]}, "`$.devices[0].uuid`"),
-        (
-            {"signals": {"power_watts": [1.0]}},
-            "power_watts has 1 values: must be one for each of 2",
-        ),
-        ({"signals": {"power_watts": ["much", None]}}, "`$.signals[...][0]`"),
-    ],
-)
-def test_the_error_names_the_malformed_field(change: dict[str, Any], message: str) -> None:
-    content = {**orjson.loads(encode(full_report())), **change}
-
-    with pytest.raises(ReportError) as caught:
-        decode(orjson.dumps(content))
-
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"node":"n"}'])
-def test_content_that_is_no_report_is_rejected(content: bytes) -> None:
-    with pytest.raises(ReportError, match="cannot read report"):
-        decode(content)
-
-
-def test_a_report_above_the_size_limit_is_rejected_before_decoding() -> None:
-    with pytest.raises(ReportError, match="at most 1048576 bytes"):
-        decode(b" " * (MAX_BYTES + 1))
 
 
 def test_a_report_of_eight_gpus_is_small() -> None:
