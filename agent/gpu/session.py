@@ -21,6 +21,9 @@ from agent.report.contract import Problem
 _NO_CARD: Final = ""
 _UNKNOWN_TOPOLOGY: Final = Topology(numa_node=None, nvlink_peers=())
 
+_RELIST_SECONDS: Final = 0.5
+"""Delay until cards and instances are listed again after an instance failed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
@@ -29,14 +32,12 @@ class Cadence:
     Attributes:
         slow_seconds: interval of slow-changing values, whose calls cost more, and of layout checks.
         process_seconds: interval of process utilization.
-        relist_seconds: delay until cards and instances are listed again after an instance failed.
         start_limit_seconds: time limit for starting NVML.
         retry_seconds: longest wait before NVML is started again.
     """
 
     slow_seconds: float = 10.0
     process_seconds: float = 5.0
-    relist_seconds: float = 0.5
     start_limit_seconds: float = 60.0
     retry_seconds: float = 30.0
 
@@ -134,7 +135,7 @@ class Session:
         if any(
             one.has_stale_handles for uuid, one in self._readers.items() if uuid not in self._lost
         ):
-            self._slow_at = min(self._slow_at, now + self._cadence.relist_seconds)
+            self._slow_at = min(self._slow_at, now + _RELIST_SECONDS)
         self._update_needs_restart()
 
     def request_slow_read(self) -> None:

@@ -15,22 +15,14 @@ logger = logging.getLogger(__name__)
 
 _FAILURES_BETWEEN_LOGS: Final = 100
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHoldersPolicy:
-    """Intervals of kubelet calls, and the maximum age of an answer.
-
-    Attributes:
-        list_seconds: interval of `List` calls.
-        min_interval_seconds: minimum interval after `request_refresh`.
-        allocatable_seconds: interval of `GetAllocatableResources` calls.
-        stale_seconds: an older answer is not used.
-    """
-
-    list_seconds: float = 5.0
-    min_interval_seconds: float = 1.0
-    allocatable_seconds: float = 60.0
-    stale_seconds: float = 60.0
+_LIST_SECONDS: Final = 5.0
+"""Interval of `List` calls."""
+_MIN_INTERVAL_SECONDS: Final = 1.0
+"""Minimum interval of `List` calls after `request_refresh`."""
+_ALLOCATABLE_SECONDS: Final = 60.0
+"""Interval of `GetAllocatableResources` calls."""
+_STALE_SECONDS: Final = 60.0
+"""Age from which an answer is not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +51,11 @@ class DeviceHolders:
 
     Args:
         kubelet: client of the pod-resources API.
-        policy: intervals and maximum age; None for the defaults.
         clock: monotonic time in seconds.
     """
 
-    def __init__(
-        self,
-        kubelet: PodResources,
-        *,
-        policy: DeviceHoldersPolicy | None = None,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, kubelet: PodResources, *, clock: Callable[[], float]) -> None:
         self._kubelet = kubelet
-        self._policy = policy or DeviceHoldersPolicy()
         self._clock = clock
         self._allocations: tuple[Allocation, ...] = ()
         self._allocatable: tuple[str, ...] | None = None
@@ -104,12 +88,12 @@ class DeviceHolders:
     async def refresh(self) -> None:
         """Call the kubelet if a call is due; store a failure in `problem` instead of raising it."""
         now = self._clock()
-        earliest = self._called_at + self._policy.min_interval_seconds
+        earliest = self._called_at + _MIN_INTERVAL_SECONDS
         due = min(earliest, self._list_due) if self._is_refresh_requested else self._list_due
         if self._called_at <= now < due:  # a call is also due if the clock was set back
             return
         self._called_at = now
-        self._list_due = now + self._policy.list_seconds
+        self._list_due = now + _LIST_SECONDS
         try:
             self._allocations = await self._kubelet.list()
         except PodResourcesError as error:
@@ -129,7 +113,7 @@ class DeviceHolders:
         A device that the kubelet neither offers nor has allocated belongs to a plugin with unknown
         id format, or to claims that the kubelet does not list: its holders are unknown.
         """
-        if self._listed_at is None or self._clock() - self._listed_at > self._policy.stale_seconds:
+        if self._listed_at is None or self._clock() - self._listed_at > _STALE_SECONDS:
             return None
         device_ids = tuple(devices)
         snapshot_key = (self._listed_at, device_ids)
@@ -154,7 +138,7 @@ class DeviceHolders:
         except PodResourcesError as error:
             self._allocatable = None  # without the list, every device counts as allocatable
             logger.debug("cannot list allocatable devices", extra={"error": str(error)})
-        self._allocatable_due = now + self._policy.allocatable_seconds
+        self._allocatable_due = now + _ALLOCATABLE_SECONDS
 
     def _record_failure(self, error: PodResourcesError) -> None:
         if self._failures % _FAILURES_BETWEEN_LOGS == 0:
@@ -198,9 +182,7 @@ class DeviceHolders:
         matches = map(index.find, self._allocatable)
         allocatable = {key for one in matches if one is not None for key in one.keys}
         if any(device.key not in allocatable for device in device_ids):
-            self._allocatable_due = min(
-                self._allocatable_due, self._called_at + self._policy.list_seconds
-            )
+            self._allocatable_due = min(self._allocatable_due, self._called_at + _LIST_SECONDS)
         return allocatable
 
     def _replicas(self, index: DeviceIndex) -> dict[DeviceKey, int]:

@@ -12,7 +12,7 @@ import pytest
 from agent.report.contract import Place
 from agent.tenants import processes
 from agent.tenants.attribution import Tenants
-from agent.tenants.device_holders import DeviceHolders, DeviceHoldersPolicy
+from agent.tenants.device_holders import DeviceHolders
 from agent.tenants.device_ids import DeviceIds, DeviceIndex, DeviceMatch
 from agent.tenants.pod_names import PodName, PodNames
 from agent.tenants.podresources import Allocation, DeviceClaim, PodResourcesError
@@ -129,8 +129,7 @@ def held_by(pod: str, device_id: str, given: DeviceClaim | None = None) -> Alloc
 
 async def test_the_kubelet_is_called_periodically_and_sooner_on_request() -> None:
     kubelet, clock = ScriptedKubelet(), Clock()
-    policy = DeviceHoldersPolicy(list_seconds=5, min_interval_seconds=1, allocatable_seconds=60)
-    device_holders = DeviceHolders(kubelet, policy=policy, clock=clock)
+    device_holders = DeviceHolders(kubelet, clock=clock)
     requested = []
     for tick in range(48):  # 12 seconds of 4 passes each
         clock.now = 100 + tick / 4
