@@ -37,7 +37,7 @@ HEADER: Final = "X-Idlegpu-Token"
 """Header for a token sent through the API server's proxy, which does not forward Authorization."""
 
 _MAX_TOKEN: Final = 8192
-MOST_CALLERS: Final = 1000
+_MOST_CALLERS: Final = 1000
 _MOST_REFUSED: Final = 10_000
 REFUSED_SECONDS: Final = 10.0
 """Time for which a refused token stays refused without a new review."""
@@ -52,11 +52,11 @@ REVIEWS_PER_SECOND: Final = 20.0
 server."""
 
 _STRANGERS: Final = 8
-USER_REVIEWS: Final = 24
+_USER_REVIEWS: Final = 24
 """Concurrent reviews of unknown tokens, and of known users: watches and events share the API
 server's connections."""
 _STRANGERS_WAITING: Final = 20
-STRANGERS_SECONDS: Final = 2.0
+_STRANGERS_SECONDS: Final = 2.0
 """Limits for unknown tokens from one address: number of waiting reviews, and waiting time."""
 _USER_WAITING: Final = 64
 """Waiting reviews of one user, for all of its tokens together."""
@@ -257,11 +257,11 @@ class Callers:
         self._strangers = FairQueue(
             at_once=_STRANGERS,
             waiting_each=_STRANGERS_WAITING,
-            wait_seconds=STRANGERS_SECONDS,
+            wait_seconds=_STRANGERS_SECONDS,
             per_second=REVIEWS_PER_SECOND,
         )
         self._user_reviews = FairQueue(
-            at_once=USER_REVIEWS,
+            at_once=_USER_REVIEWS,
             waiting_each=_USER_WAITING,
             wait_seconds=REVIEW_TIMEOUT_SECONDS,
         )
@@ -311,7 +311,7 @@ class Callers:
         caller = self._callers.get(key)
         if caller is None:
             caller = await self._meet(key, token, address)
-            if len(self._callers) >= MOST_CALLERS:
+            if len(self._callers) >= _MOST_CALLERS:
                 self._forget_one()
         self._callers[key] = caller
         self._callers.move_to_end(key)

@@ -73,7 +73,7 @@ _WRITTEN: Final = msgspec.json.Decoder(_Written)
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VIEW: Final = msgspec.json.Decoder(dict[str, object])
 
-LONG_BYTES: Final = 1 << 16
+_LONG_BYTES: Final = 1 << 16
 """Size from which a decision is decoded field by field; one in short form is below a kilobyte."""
 
 
@@ -280,7 +280,7 @@ def _read_view(written: msgspec.Raw) -> dict[str, object]:
 
 
 def _is_long(written: msgspec.Raw) -> bool:
-    return memoryview(written).nbytes >= LONG_BYTES
+    return memoryview(written).nbytes >= _LONG_BYTES
 
 
 FORM: Final = AnswerFormat(_decode, _VERSION)

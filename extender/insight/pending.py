@@ -36,7 +36,7 @@ _UNTRIED = "kube-scheduler has not reported on it yet: is the scheduler that it 
 _NOMINATED = "preemption makes room for it: it is placed once the victims are gone"
 _PLACING = "the extender chose a node for it a moment ago; its binding is not seen yet"
 
-MAX_NAMESPACES: Final = 500
+_MAX_NAMESPACES: Final = 500
 """Number of namespaces with a label value of their own, first by number of waiting pods."""
 
 _PIECE_PODS: Final = 2000
@@ -251,7 +251,7 @@ class Waits:
         by_namespace: Counter[str] = Counter()
         for key, count in self._pods.items():
             by_namespace[key[0]] += count
-        named = {name for name, _ in by_namespace.most_common(MAX_NAMESPACES)}
+        named = {name for name, _ in by_namespace.most_common(_MAX_NAMESPACES)}
         counts: Counter[tuple[str, ...]] = Counter()
         waits: dict[tuple[str, ...], float] = {}
         for key, count in self._pods.items():

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 60.0
 HOUR: Final = 3600
 _KEPT_HOURS: Final = routes.USAGE.number("since").high // HOUR + 1
-MAX_GROUPS: Final = 2000
+_MAX_GROUPS: Final = 2000
 """Largest number of groups in the metrics; further ones count as `other`."""
 _OTHER: Final = "other"
 _NONE: Final = "none"
@@ -219,7 +219,7 @@ class UsageRecord:
         idle = sum(device.idle_seconds >= seconds for device in holder.devices)
         kind = record.owner.partition(" ")[0] or _NONE
         group = Group(record.namespace, kind, model_name(holder.model) or _OTHER)
-        if group not in self._known and len(self._known) >= MAX_GROUPS:
+        if group not in self._known and len(self._known) >= _MAX_GROUPS:
             group = Group(_OTHER, _OTHER, _OTHER)
         self._known.add(group)
         return _Rate(

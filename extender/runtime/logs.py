@@ -40,7 +40,7 @@ class LogFormat(StrEnum):
     """One line of text for people."""
 
 
-WAITING_LINES: Final = 20_000
+_WAITING_LINES: Final = 20_000
 """Maximum number of queued lines; further lines are dropped and counted."""
 
 CLOSE_SECONDS: Final = 2.0
@@ -55,7 +55,7 @@ class BackgroundHandler(QueueHandler):
     queue: queue.Queue[logging.LogRecord]
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(queue.Queue(WAITING_LINES))
+        super().__init__(queue.Queue(_WAITING_LINES))
         self._dropped = 0
         self._writer = QueueListener(self.queue, logging.StreamHandler(stream))
         self._writer.start()

@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 # low a rate. It delayed one of fifty answers with 5,000 names by 15 to 50 milliseconds. Every
 # kernel has at least one algorithm without pacing.
 
-BBR: Final = "bbr"
-ALTERNATIVES: Final = ("cubic", "reno")
+_BBR: Final = "bbr"
+_ALTERNATIVES: Final = ("cubic", "reno")
 """Algorithms without pacing, tried in this order; every kernel has reno."""
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
 
 _BACKLOG: Final = 128
 _ACCEPTED_AT_ONCE: Final = 32
 """Connections that are accepted before the event loop runs other work."""
-HANDSHAKE_SECONDS: Final = 10.0
+_HANDSHAKE_SECONDS: Final = 10.0
 _TLS_CLOSE_SECONDS: Final = 5.0
 """Time for a client to answer the end of a TLS connection before the connection is closed."""
 RETRY_SECONDS: Final = 0.5
@@ -74,9 +74,9 @@ def replace_bbr(one: socket.socket) -> None:
 
     If no other algorithm is available, BBR stays: it only costs milliseconds.
     """
-    if not congestion_control(one).startswith(BBR):
+    if not congestion_control(one).startswith(_BBR):
         return
-    for name in ALTERNATIVES:
+    for name in _ALTERNATIVES:
         with contextlib.suppress(OSError):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return
@@ -433,7 +433,7 @@ class Listener:
                 lambda: self._factory(partial(self._note_bytes, held)),
                 held,
                 ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
+                ssl_handshake_timeout=_HANDSHAKE_SECONDS if is_tls else None,
                 ssl_shutdown_timeout=_TLS_CLOSE_SECONDS if is_tls else None,
             )
             if self._measures_silence and held in self._held and held not in self._bytes_at:

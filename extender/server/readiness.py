@@ -15,7 +15,7 @@ from typing import Final
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 
-BEHIND_SECONDS: Final = 30.0
+_BEHIND_SECONDS: Final = 30.0
 """Time without success after which a source counts as unreached: sources are polled every 10 s."""
 PROBE_SECONDS: Final = 30.0
 """A replica that was not probed for this long is assumed to get no requests. Kubelets probe more
@@ -180,9 +180,9 @@ class Readiness:
         return self._failing() | frozenset(self._unconfigured())
 
     def _failing(self) -> frozenset[str]:
-        """Return the sources that have failed for `BEHIND_SECONDS` without a success."""
+        """Return the sources that have failed for `_BEHIND_SECONDS` without a success."""
         now = self._monotonic()
         failing = {state.name for state in self._states() if state.error and not state.is_partial}
         self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
         since = self._failing_since.items()
-        return frozenset(name for name, at in since if now - at >= BEHIND_SECONDS)
+        return frozenset(name for name, at in since if now - at >= _BEHIND_SECONDS)

@@ -26,7 +26,7 @@ _SWAPPED: Final = "..data"
 """Symlink that the kubelet replaces when a ConfigMap changes."""
 
 _POLL_SECONDS: Final = 5.0
-STEP_MILLISECONDS: Final = 200
+_STEP_MILLISECONDS: Final = 200
 """Changes of a directory that follow each other within this time count as one."""
 _LONGEST_MILLISECONDS: Final = 2000
 """Longest wait for further changes."""
@@ -113,7 +113,7 @@ class SettingsFile:
             directory,
             watch_filter=lambda _, path: Path(path).name in {self.path.name, _SWAPPED},
             debounce=_LONGEST_MILLISECONDS,
-            step=STEP_MILLISECONDS,
+            step=_STEP_MILLISECONDS,
             rust_timeout=int(self.poll_seconds * 1000),
             yield_on_timeout=True,
             recursive=False,

@@ -42,7 +42,7 @@ _Json = Mapping[str, object]
 _WHOLE_SHARE: Final = 0.3
 """Share of changed devices above which a `looks` event is smaller than a `delta`."""
 
-LOOKED_A_SECOND: Final = 8_000
+_LOOKED_A_SECOND: Final = 8_000
 """Budget for updating all devices, in devices per second: 40,000 devices every five seconds."""
 _LISTED_A_SECOND: Final = 4_000
 """Budget for rebuilding the device index when nodes change, which takes five times as long."""
@@ -276,7 +276,7 @@ class FleetFeed:
         if device_index is not None and self._seen == (snapshot.version, snapshot.at):
             return False
         rows = rows_since(snapshot, self._looked) if policy is self._policy else None
-        if rows is None and self._rests(snapshot.at, LOOKED_A_SECOND):
+        if rows is None and self._rests(snapshot.at, _LOOKED_A_SECOND):
             return False
         yield
         if (

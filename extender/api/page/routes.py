@@ -48,9 +48,9 @@ from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
-MOST_VIEWERS: Final = 64
+_MOST_VIEWERS: Final = 64
 """Viewer limit: each buffers an event of some hundred kilobytes at worst."""
-WRITE_SECONDS: Final = 20.0
+_WRITE_SECONDS: Final = 20.0
 """Time limit for reading one event; a disconnected page reconnects by itself."""
 
 _HEADERS: Final = {
@@ -64,10 +64,10 @@ async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamRe
     """Send updates to a viewer until it leaves, stops reading, or the server shuts down."""
     client = VIEWER.get().name or request.remote or ""
     is_head = request.method == hdrs.METH_HEAD
-    if not is_head and not broadcaster.has_room_for(client, MOST_VIEWERS):
+    if not is_head and not broadcaster.has_room_for(client, _MOST_VIEWERS):
         refused = error_answer(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"{MOST_VIEWERS} pages are open already, and enough of them are yours: close one, and "
+            f"{_MOST_VIEWERS} pages are open already, and enough of them are yours: close one, and "
             "this page will load",
         )
         refused.headers[hdrs.RETRY_AFTER] = "30"
@@ -82,7 +82,7 @@ async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamRe
         while not (broadcaster.is_closing or viewer.is_let_go):
             await VIEWER.get().renew()
             for update in broadcaster.news_for(viewer):
-                async with asyncio.timeout(WRITE_SECONDS):
+                async with asyncio.timeout(_WRITE_SECONDS):
                     await response.write(update)
             await viewer.news.wait()
     except AccessError:

@@ -25,7 +25,7 @@ from extender.cli.remote.errors import ClientError, Failure
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 _PAGE: Final = "500"
-MOST_PAGES: Final = 1000
+_MOST_PAGES: Final = 1000
 """Page limit of one list: half a million objects."""
 _LISTS: Final = {
     "nodes": ("Node", "/api/v1/nodes"),
@@ -107,7 +107,7 @@ def _pages(server: Cluster, path: str) -> Iterator[Object]:
         ClientError: a page cannot be read, or the list does not end.
     """
     params, tokens = {"limit": _PAGE}, set[str]()
-    while len(tokens) < MOST_PAGES:
+    while len(tokens) < _MOST_PAGES:
         page = mapping_of(server.get(path, params))
         yield from objects_of(page.get("items"))
         rest = text_of(mapping_of(page.get("metadata")).get("continue"))

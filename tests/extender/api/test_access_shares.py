@@ -46,7 +46,7 @@ async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
 async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 0.1)
+    monkeypatch.setattr(callers, "_STRANGERS_SECONDS", 0.1)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 5.0)
     client = await guarded.open()
@@ -63,7 +63,7 @@ async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
 async def test_guessed_tokens_do_not_block_another_address(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 20.0)
+    monkeypatch.setattr(callers, "_STRANGERS_SECONDS", 20.0)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 5.0)
     client = await guarded.open()
@@ -96,7 +96,7 @@ async def test_guessed_tokens_do_not_block_another_address(
 async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "MOST_CALLERS", 5)
+    monkeypatch.setattr(callers, "_MOST_CALLERS", 5)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 1000.0)
     client = await guarded.open()
@@ -113,7 +113,7 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
 async def test_reviews_of_one_user_do_not_delay_others(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "USER_REVIEWS", 2)
+    monkeypatch.setattr(callers, "_USER_REVIEWS", 2)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     for number in range(8):
         guarded.reviewers.users[f"mallory{number}"] = "mallory"

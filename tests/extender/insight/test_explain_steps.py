@@ -167,7 +167,7 @@ async def test_long_fields_of_another_replica_are_forwarded_undecoded(
     aiohttp_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decisions, "LONG_BYTES", 1000)
+    monkeypatch.setattr(decisions, "_LONG_BYTES", 1000)
     written = await DecisionRoutes(world.history)._written(record)
     reported = FORM.read(b'{"version":1,"replica":"near","decisions":[%b]}' % written)
     assert reported is not None

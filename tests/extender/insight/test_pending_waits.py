@@ -60,7 +60,7 @@ def test_a_pod_that_needs_no_further_node_does_not_wait(world: World) -> None:
 def test_namespaces_with_few_waiting_pods_share_a_series(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.insight.pending.MAX_NAMESPACES", 1)
+    monkeypatch.setattr("extender.insight.pending._MAX_NAMESPACES", 1)
     waiting(world, "a", 60)
     waiting(world, "b", 60)
     waiting(world, "c", 10, namespace="small")

@@ -92,7 +92,7 @@ def test_a_clock_that_is_set_back_adds_nothing() -> None:
 
 
 def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extender.insight.usage.MAX_GROUPS", 1)
+    monkeypatch.setattr("extender.insight.usage._MAX_GROUPS", 1)
     world = busy_and_idle()
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
 

@@ -79,7 +79,7 @@ def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
 def test_lines_that_are_not_read_are_dropped_and_counted(
     stream: SlowStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "WAITING_LINES", 3)
+    monkeypatch.setattr(logs, "_WAITING_LINES", 3)
     logger, handler = log_to(stream)
     logger.warning("held")
     assert stream.is_full.wait(DEADLINE_SECONDS)

@@ -62,8 +62,8 @@ def test_a_system_without_congestion_control_is_left_alone() -> None:
 
 async def test_accepted_connections_are_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as fresh:
-        monkeypatch.setattr(pacing, "BBR", congestion_control(fresh))
-    monkeypatch.setattr(pacing, "ALTERNATIVES", ("reno",))  # every kernel has it and allows it
+        monkeypatch.setattr(pacing, "_BBR", congestion_control(fresh))
+    monkeypatch.setattr(pacing, "_ALTERNATIVES", ("reno",))  # every kernel has it and allows it
     listener = Listener("test", ("127.0.0.1", 0), lambda _: ReportingAlgorithm(), most=lambda: 1)
     await listener.open()
     try:

@@ -318,7 +318,7 @@ def test_the_longest_silent_connection_of_an_address_is_evicted(run: Run) -> Non
 def test_an_endless_handshake_is_ended(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_HANDSHAKE_SECONDS", 0.2)
 
     async def check() -> None:
         async with port_with(3, tls=Certificates(settings_for(folder)).server) as port:

@@ -41,7 +41,7 @@ async def until_state(extender: Extender, state: ReadyState) -> None:
 
 @pytest.fixture(autouse=True)
 def quickly_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEHIND_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_BEHIND_SECONDS", 1.0)
 
 
 @pytest_asyncio.fixture

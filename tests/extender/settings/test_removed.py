@@ -39,7 +39,7 @@ CONSTANTS = {
     "health.retired_pages_warn": "extender.core.policy:Health.retired_pages_warn",
     "health.retired_pages_limit": "extender.core.policy:Health.retired_pages_limit",
     "health.nvlink_crc_per_second": "extender.core.policy:Health.nvlink_crc_per_second",
-    "ready.behind_seconds": "extender.server.readiness:BEHIND_SECONDS",
+    "ready.behind_seconds": "extender.server.readiness:_BEHIND_SECONDS",
     "cluster.page_size": f"{REFLECTOR}.page_size",
     "cluster.page_timeout_seconds": (f"{REFLECTOR}.page_timeout_seconds"),
     "cluster.resync_seconds": f"{REFLECTOR}.resync_seconds",

@@ -170,7 +170,7 @@ def test_new_readings_may_change_the_state_of_every_device() -> None:
 
 
 def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_feed, "LOOKED_A_SECOND", 1)  # so at most 12 devices each 12 seconds
+    monkeypatch.setattr(fleet_feed, "_LOOKED_A_SECOND", 1)  # so at most 12 devices each 12 seconds
     world = small_world()
     feed = fresh_feed(world)
 

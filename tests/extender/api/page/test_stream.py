@@ -188,7 +188,7 @@ async def test_a_stream_ends_with_the_right_to_read_it(world: World) -> None:
 async def test_a_viewer_that_does_not_read_is_disconnected_and_buffers_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_module, "WRITE_SECONDS", 0.5)
+    monkeypatch.setattr(stream_module, "_WRITE_SECONDS", 0.5)
     world = World()
     world.add({f"{'long-name-' * 200}{at:04}": [IDLE] * 2 for at in range(4_000)}, readings=1)
     async with serving(world) as server:
@@ -209,7 +209,7 @@ async def test_a_viewer_that_does_not_read_is_disconnected_and_buffers_little(
 async def test_one_page_too_many_is_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_module, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(stream_module, "_MOST_VIEWERS", 1)
     async with listening(server) as content, aiohttp.ClientSession() as session:
         await event(content, "fleet")
 
@@ -221,7 +221,7 @@ async def test_one_page_too_many_is_refused(
 async def test_the_caller_with_most_open_pages_loses_one_to_another_caller(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_module, "MOST_VIEWERS", 3)
+    monkeypatch.setattr(stream_module, "_MOST_VIEWERS", 3)
     async with contextlib.AsyncExitStack() as open_pages:
         greedy = [await open_pages.enter_async_context(listening(server)) for _ in range(3)]
         await until(lambda: len(server.page.broadcaster) == 3)

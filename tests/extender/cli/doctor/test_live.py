@@ -82,7 +82,7 @@ def items(*objects: object) -> dict[str, object]:
 def test_a_list_without_an_end_is_given_up(
     monkeypatch: pytest.MonkeyPatch, *, is_same: bool
 ) -> None:
-    monkeypatch.setattr(live, "MOST_PAGES", 7)
+    monkeypatch.setattr(live, "_MOST_PAGES", 7)
 
     def page(params: dict[str, str]) -> object:
         before = params.get("continue", "")
