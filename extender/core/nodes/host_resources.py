@@ -138,6 +138,9 @@ def override(needs: HostResources, cpu: object, memory: object) -> HostResources
 def requested(pod: Mapping[str, object]) -> HostResources:
     """Parse the CPU, memory and ephemeral storage that a pod requests of its node.
 
+    A resource without a request has its limit as request, as in the API server's defaults: pods of
+    a manifest do not have these yet.
+
     Args:
         pod: the Pod object as decoded from JSON.
 
@@ -154,10 +157,17 @@ def requested(pod: Mapping[str, object]) -> HostResources:
             for container in objects_of(spec.get("initContainers"))
         ),
     )
-    own = mapping_of(mapping_of(spec.get("resources")).get("requests"))
-    needs = override(needs, own.get(CPU), own.get(MEMORY))
+    resources = mapping_of(spec.get("resources"))
+    own, limits = mapping_of(resources.get("requests")), mapping_of(resources.get("limits"))
+    needs = override(
+        needs,
+        own.get(CPU, None if needs.millicores else limits.get(CPU)),
+        own.get(MEMORY, None if needs.memory_bytes else limits.get(MEMORY)),
+    )
     return needs.plus(read_resources(mapping_of(spec.get("overhead"))))
 
 
 def _of_container(container: Mapping[str, object]) -> HostResources:
-    return read_resources(mapping_of(mapping_of(container.get("resources")).get("requests")))
+    resources = mapping_of(container.get("resources"))
+    limits, requests = mapping_of(resources.get("limits")), mapping_of(resources.get("requests"))
+    return read_resources({**limits, **requests})

@@ -45,6 +45,21 @@ def container(cpu: object = None, memory: object = None, **more: object) -> dict
             {"containers": [container("1")], "overhead": {"cpu": "250m"}}, (1250, 0), id="overhead"
         ),
         pytest.param(
+            {"containers": [{"resources": {"limits": {"cpu": "4", "memory": "1Gi"}}}]},
+            (4000, GIB),
+            id="limits-without-requests",
+        ),
+        pytest.param(
+            {"containers": [{"resources": {"limits": {"cpu": "4"}, "requests": {"cpu": "1"}}}]},
+            (1000, 0),
+            id="requests-below-limits",
+        ),
+        pytest.param(
+            {"containers": [container("1")], "resources": {"limits": {"cpu": "8", "memory": GIB}}},
+            (1000, GIB),
+            id="limits-of-the-pod-without-requests",
+        ),
+        pytest.param(
             {"containers": [container("1", "1Gi")], "resources": {"requests": {"cpu": "6"}}},
             (6000, GIB),
             id="what-the-pod-says-itself",
