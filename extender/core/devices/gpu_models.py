@@ -21,11 +21,16 @@ def normalize_model(model: str) -> str:
 
 _ALONE: Final = re.compile(
     r"\b(gtx|rtx|titan)(?=\d{4}|rtx|pro|v\b|xp?\b)|(?<=\d{4})(?=(?:ti|super)\b)"
+    r"|(?:\b|(?<=rtx))pro(?=\d{4}\b)|(?<=\d)(?=(?:sxm\d?|pcie|nvl)\b)"
 )
-"""Ends of words that users write together with the next word: `rtx4090`, `3060ti`."""
+"""Ends of words that users write together with the next word: `rtx4090`, `3060ti`, `a100sxm4`."""
 
 _SIZE: Final = re.compile(r"\b(\d+) ?gi?b?\b")
 """Memory of a card in the spellings of users: `80G`, `80 GB`, `80GiB`."""
+
+_SIZE_WORD: Final = re.compile(r"\d+gb")
+_SOCKET: Final = re.compile(r"sxm\d")
+_SEPARATORS: Final = str.maketrans("()/", "   ")
 
 _BETWEEN: Final = " | "
 """Separates the models of a node with several."""
@@ -50,7 +55,8 @@ def models_in(name: str) -> list[str]:
 def is_model(name: str, wanted: str) -> bool:
     """Return whether a model has all words that users name; of several models, each of them.
 
-    The maker, and additions of node labels for sharing and MIG, do not identify a model.
+    The maker, and additions of node labels for sharing and MIG, do not identify a model. A size of
+    memory counts only if the model's name states one: most names do not.
 
     Example:
         >>> is_model("nvidia a100 sxm4 80gb", "A100-80GB"), is_model("nvidia a100 sxm4 80gb", "A10")
@@ -61,14 +67,33 @@ def is_model(name: str, wanted: str) -> bool:
         (True, False)
         >>> is_model("tesla t4", "nvidia-tesla-t4"), is_model("nvidia a2 | nvidia t4", "T4")
         (True, False)
+        >>> is_model("nvidia h200", "h200-141gb"), is_model("nvidia a100 sxm4 80gb", "A100 SXM")
+        (True, True)
     """
     words = _words_of(_without_sharing(normalize_model(wanted)))
     words = words - _NOT_SPELLED or words
-    return all(words <= _words_of(normalize_model(model)) for model in models_in(name))
+    without_size = frozenset(word for word in words if not _SIZE_WORD.fullmatch(word)) or words
+    return all(
+        words <= of_model or (without_size <= of_model and not _states_size(of_model))
+        for of_model in map(_identity_of, models_in(name))
+    )
 
 
 def _words_of(model: str) -> frozenset[str]:
-    return frozenset(_ALONE.sub(r"\g<0> ", _SIZE.sub(r"\1gb", model)).split())
+    apart = _SIZE.sub(r"\1gb", model.translate(_SEPARATORS))
+    return frozenset(_ALONE.sub(r"\g<0> ", apart).split())
+
+
+def _identity_of(model: str) -> frozenset[str]:
+    """Return the words of a model's name, and those that it implies."""
+    words = _words_of(normalize_model(model))
+    if words >= {"h100", "hbm3"}:
+        words |= {"sxm5"}  # the names of the other H100 say PCIe or NVL
+    return words | {"sxm"} if any(map(_SOCKET.fullmatch, words)) else words
+
+
+def _states_size(words: frozenset[str]) -> bool:
+    return any(map(_SIZE_WORD.fullmatch, words))
 
 
 def _without_sharing(model: str) -> str:
@@ -76,8 +101,8 @@ def _without_sharing(model: str) -> str:
     return model.partition(" mig ")[0].removesuffix(" shared")
 
 
-_NOT_SPELLED: Final = frozenset({"nvidia", "tesla"})
-"""Words that do not identify a model."""
+_NOT_SPELLED: Final = frozenset({"nvidia", "tesla", "mega"})
+"""Words that do not identify a model; `nvidia-h100-mega-80gb` is GKE's label of some H100."""
 
 _SPELLED: Final = MappingProxyType(
     {"pcie": "PCIe", "geforce": "GeForce", "rtx": "RTX", "gtx": "GTX", "titan": "TITAN"}
