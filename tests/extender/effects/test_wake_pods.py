@@ -328,6 +328,20 @@ def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
     assert looks == [[], ["x"], ["y"], ["y"]]
 
 
+def test_a_replica_that_wakes_again_starts_without_former_wakes() -> None:
+    plan = PodWakes(replace(QUICK, confirmations=2))
+    plan.note_woken("uid", "x")
+    plan.note_waiting(["uid"], 0.0, is_placed=lambda _: False, is_assumed=lambda _: False)
+    plan.confirm("need", ["x"], 0.0)
+
+    plan.forget()
+
+    assert plan.may_try("uid", "x", 0.0)
+    assert plan.is_untried("uid", "x")
+    assert plan.open_nodes(["x"], 0.0) == ["x"]
+    assert plan.confirm("need", ["x"], 0.0) == []
+
+
 def test_requirements_without_a_waiting_pod_are_forgotten() -> None:
     plan = PodWakes(replace(QUICK, confirmations=2))
     plan.confirm("need", ["x"], 0.0)
