@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from extender.core.devices.gpu_models import OTHER, short_model
+
 GIB: Final = 1 << 30
 _BILLION: Final = 1e9
 
@@ -104,9 +106,13 @@ _LARGE_BILLIONS: Final = 70.0
 """Size of "a large model" without a number."""
 
 _SIZE: Final = re.compile(
-    r"(?<![\d.])(\d{1,6}(?:\.\d{1,4})?)\s{0,2}-?\s{0,2}(billion|bn|b|million|m)\b", re.IGNORECASE
+    r"(?<![\d.,])(?:(\d{1,3})\s?x\s?)?(\d{1,6}(?:[.,]\d{1,4})?)\s{0,2}-?\s{0,2}(billion|bn|b|million|m)\b"
+    r"(?!\s{0,2}-?\s{0,2}(?:tokens?|samples?|examples?|images?|rows?|steps?|documents?|records?)\b)",
+    re.IGNORECASE,
 )
-"""Every repetition is bounded, so that the time grows only linearly with the text."""
+"""Parameters of a model, of several experts in one (`8x7B`), but no amount of data (`5B tokens`).
+Every repetition is bounded, so that the time grows only linearly with the text."""
+_THOUSANDS: Final = re.compile(r",(?=\d{3}$)")
 _LARGE: Final = re.compile(r"\blarge\b|\bllm\b", re.IGNORECASE)
 _PARALLEL: Final = re.compile(
     r"""(?<![\w-])(?:-{0,2}(?:tensor[-_]?parallel[-_]?size|tp[-_]?size)|--?tp|parallelism:\s+tensor)"""
@@ -115,6 +121,23 @@ _PARALLEL: Final = re.compile(
 )
 """Options and keys of vLLM, SGLang and TensorRT-LLM, variables of these names in a container
 (`name: TP_SIZE value: 4`), and KServe's `parallelism: {tensor: 4}`."""
+_PIPELINE: Final = re.compile(
+    r"(?<![\w-])-{1,2}(?:pipeline[-_]parallel[-_]size|pp[-_]size|pp)[\s=]+([1-9]\d{0,2})\b",
+    re.IGNORECASE,
+)
+"""Options that divide the model into stages, each with the GPUs of `_PARALLEL`."""
+_LAUNCHED: Final = re.compile(
+    r"(?<![\w-])--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[\s=]+([1-9]\d{0,2})\b"
+)
+"""Options of torchrun, accelerate and deepspeed: processes of which each uses a GPU."""
+_COUNTED: Final = re.compile(
+    r"(?<![\w.,-])(\d{1,3}|one|two|three|four|six|eight|sixteen)\s?[x\u00d7]?\s?"
+    r"(?:(?:nvidia|geforce|tesla)\s)?([a-z]+\d*[a-z]*)\b",
+    re.IGNORECASE,
+)
+"""A number and the word after it, which may be a GPU or a model."""
+_CARD_WORDS: Final = frozenset({"gpu", "card", "rtx", "gtx"})
+_NUMBERS: Final = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
 _SCALES: Final[Mapping[str, float]] = {"billion": 1.0, "bn": 1.0, "b": 1.0}
 
 
@@ -179,12 +202,12 @@ def propose(
     described = f"{text} {command}"
     task = _task_of(described)
     billions, is_stated = _billions(described, task)
-    parallel = _PARALLEL.search(command)
     because: list[str] = []
     total = math.ceil(billions * _BILLION * task.bytes_each) if task and billions else 0
-    if gpus is None and parallel is not None:
-        gpus = int(parallel[1])
-        because.append(f"the command spreads the model over {gpus} GPUs: {parallel[0].strip()}")
+    if gpus is None:
+        gpus, reason = _stated_gpus(text, command)
+        because += [reason] if reason else []
+    is_counted = bool(because)
     stated, gpus = gpus, gpus or _gpus_for(total)
     each = math.ceil(total / gpus / GIB) * GIB if total else None
     certainty = Certainty.ESTIMATED if is_stated else Certainty.GUESSED
@@ -197,8 +220,9 @@ def propose(
             f"{measured.memory_bytes / GIB:.1f} GiB of a GPU; a fifth more is proposed"
         )
     elif task is None:
-        certainty = Certainty.STATED if parallel is not None else Certainty.GUESSED
-        because.append("the task is unknown: one GPU, and no memory is reserved")
+        certainty = Certainty.STATED if is_counted else Certainty.GUESSED
+        alone = "" if is_counted else "one GPU, and "
+        because.append(f"the task is unknown: {alone}no memory is reserved")
     else:
         because.append(_estimate_words(task, billions, total, is_stated=is_stated))
     if gpus > _NODE_GPUS:
@@ -214,6 +238,29 @@ def propose(
         certainty=certainty,
         because=tuple(because),
     )
+
+
+def _stated_gpus(text: str, command: str) -> tuple[int | None, str]:
+    """Return the number of GPUs that a task states, and where; (None, "") if it states none."""
+    if parallel := _PARALLEL.search(command):
+        gpus, stated = int(parallel[1]), parallel[0].strip()
+        stages = _PIPELINE.search(command)
+        if stages and gpus * int(stages[1]) <= _NODE_GPUS:  # else the stages are on several nodes
+            gpus, stated = gpus * int(stages[1]), f"{stated} {stages[0].strip()}"
+        return gpus, f"the command spreads the model over {gpus} GPUs: {stated}"
+    if launched := _LAUNCHED.search(command):
+        return int(launched[1]), f"the command starts a process for each GPU: {launched[0].strip()}"
+    for counted in _COUNTED.finditer(text):
+        word = counted[2].lower()
+        if any(map(_is_card, (word, word.removesuffix("s")))):
+            gpus = _NUMBERS.get(counted[1].lower()) or int(counted[1])
+            if gpus:
+                return gpus, f"the description states the GPUs: {counted[0].strip()}"
+    return None, ""
+
+
+def _is_card(word: str) -> bool:
+    return word in _CARD_WORDS or short_model(word) != OTHER
 
 
 def _task_of(text: str) -> _Task | None:
@@ -232,8 +279,9 @@ def _billions(text: str, task: _Task | None) -> tuple[float, bool]:
     """Return the model's parameters in billions, and whether the text states them."""
     stated = _SIZE.search(text)
     if stated is not None:
-        scale = _SCALES.get(stated[2].lower(), 1e-3)
-        return float(stated[1]) * scale, True
+        scale = _SCALES.get(stated[3].lower(), 1e-3)
+        number = float(_THOUSANDS.sub("", stated[2]).replace(",", "."))
+        return int(stated[1] or 1) * number * scale, True
     if task is None:
         return 0.0, False
     return (_LARGE_BILLIONS if _LARGE.search(text) else task.billions), False
