@@ -571,10 +571,12 @@ class NodeAllocations:
                 self._store.restart_history((row,), max(new), is_freed=False, held_since=held_since)
                 has_new_tenant = True
         known = self._held.get(name, {})
-        if any(pod.uid not in known for pod in pods):
-            since = min(bound_at[pod.key] for pod in pods if pod.uid not in known)
+        if came := {pod.key for pod in pods if pod.uid not in known}:
+            since = min(bound_at[key] for key in came)
             slots = {slot for row in self._rows[name].values() for slot in row.slots}
-            self._store.forget_past_use([*slots], since)
+            is_shown = came.issubset(set().union(*tenants.values()))
+            held = {row for row, on_it in tenants.items() if not came.isdisjoint(on_it)}
+            self._store.forget_past_use([*slots], since, held if is_shown else slots)
         self._current_tenants[name] = tenants
         self._held[name] = {
             pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)

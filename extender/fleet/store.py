@@ -32,6 +32,9 @@ from extender.fleet.reported_values import ReportedValues, reported_values_of
 _PIECE = 1024
 """Devices whose history is applied per cooperative step."""
 
+_FIRST_USE_SECONDS = 5.0
+"""A pod uses no memory of a GPU so soon after it was bound: its container has to start first."""
+
 _REPORTED_MARGIN = 0.1
 """Tolerance between the sum of the processes' memory and the memory in use, as a ratio."""
 
@@ -415,14 +418,25 @@ class DeviceStore:
         """Return whether the device has foreign use and no pod is reported on it now."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
-    def forget_past_use(self, rows: Sequence[int], since: float) -> None:
+    def forget_past_use(self, rows: Sequence[int], since: float, held: Iterable[int]) -> None:
         """Drop use without a tenant that was measured after a given time.
 
-        Call this when a pod becomes known that already held the devices.
+        Call this when a pod becomes known that already held the devices. If it was bound some time
+        before the last reading, the memory that seemed foreign is its own.
+
+        Args:
+            rows: the devices that it may hold.
+            since: when it was bound, seconds since the epoch.
+            held: the devices that it holds, as far as known; else `rows`.
         """
         index = np.array(rows, dtype=np.intp)
         self._flag["was_used"][index] &= self._float["was_used_at"][index] < since
         self._flag["was_busy"][index] &= self._float["measured_at"][index] < since
+        index = np.array([*held], dtype=np.intp)
+        late = index[self._float["reported_at"][index] > since + _FIRST_USE_SECONDS]
+        for name in ("others_bytes", "foreign_bytes", "declared_bytes"):
+            self._float[name][late] = np.nan  # attributed again with the next tenancy
+        self._columns.soften_use(late)
 
     def card_bytes(self, node: str) -> int:
         """Return the memory of a node's largest card, 0 if unknown."""
