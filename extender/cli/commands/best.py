@@ -66,6 +66,8 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
         )
     else:
         parts.append(line("no node suits", "bold"))
+        if not answer.rejected:
+            parts.append(line("no node offers this resource: idlegpu nodes lists all", "yellow"))
     left = answer.feasible - len(shown)
     if left > 0:
         parts.append(line(f"and {left} more that suit (--limit)", "dim"))

@@ -77,6 +77,17 @@ def test_a_failure_does_not_control_the_terminal() -> None:
     assert "did you mean node-\\x1b[2J1?" in result.stderr
 
 
+def test_a_cluster_without_gpus_is_said_to_have_none() -> None:
+    with serving(World().build_app()) as url:
+        result = runner(url)("best")
+
+    assert result.stdout.splitlines() == [
+        "no node suits",
+        "no node offers this resource: idlegpu nodes lists all",
+    ]
+    assert result.exit_code == 1
+
+
 def test_one_pod_without_decisions_prints_no_empty_list(run: Run) -> None:
     assert run("decisions", "absent").stdout == ""
 
