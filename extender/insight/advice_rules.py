@@ -168,9 +168,9 @@ def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: floa
 
     Example:
         >>> fit(1, 0.2, 20 * GIB, 80 * GIB)
-        Fit(count=3, bound=<Bound.MEMORY: 'memory'>)
+        _Fit(count=3, bound=<Bound.MEMORY: 'memory'>)
         >>> fit(4, 0.97, 10 * GIB, 80 * GIB)
-        Fit(count=3, bound=<Bound.ACTIVITY: 'activity'>)
+        _Fit(count=3, bound=<Bound.ACTIVITY: 'activity'>)
     """
     limits = {
         Bound.ACTIVITY: _times(FULL_RATIO, activity_ratio / pods),

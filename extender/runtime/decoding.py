@@ -93,7 +93,7 @@ def shallow_json(content: bytes) -> bytes:
     hundred times slower than a decoder, so call it only after a decoder has refused the content.
 
     Example:
-        >>> shallow_json(b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}").count(b"["), MOST_DEPTH
+        >>> shallow_json(b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}").count(b"["), _MOST_DEPTH
         (127, 128)
     """
     parts: list[bytes] = []
