@@ -170,7 +170,9 @@ def agreed_activity(reading: Mapping[str, float]) -> float | None:
     return sorted(values)[-2] if len(values) > 1 else None
 
 
-def busiest_signal(reading: Mapping[Signal, float], rest_watts: float) -> Signal | None:
+def busiest_signal(
+    reading: Mapping[Signal, float], rest_watts: float = float("nan")
+) -> Signal | None:
     """Return the signal with the highest activity of one device, or None if it has no such signal.
 
     Args:
