@@ -82,7 +82,7 @@ async def test_a_node_with_a_gpu_fallen_off_the_bus_is_refused(world: World) -> 
     dead, healthy = world.add("dead"), world.add("healthy", cards=1)
     world.fleet.kill_device(dead, 0, Loss.XID_79)
     await world.start()
-    await world.wait_state(dead, 1, "unhealthy")
+    await world.wait_state(dead, 1, "excluded")
     await world.fill_host(healthy)
 
     assert await world.place(pod("first")) == healthy

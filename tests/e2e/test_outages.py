@@ -47,7 +47,7 @@ async def test_burst_without_prometheus_places_all_pods_on_good_nodes(
     for index in range(8):
         world.fleet.set_foreign(taken, index, Load(utilization=0.8, memory_bytes=20 * GIB))
     await world.start({"freshness": {"max_age_seconds": 5}})
-    await world.wait_state(dead, 0, "unhealthy")
+    await world.wait_state(dead, 0, "excluded")
     await world.wait_state(taken, 7, "foreign")
     await world.fill_host(*good)
     prometheus = world.services.prometheus.process

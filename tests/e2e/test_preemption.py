@@ -87,7 +87,7 @@ async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
     await world.start()
     victims = await world.tenants(full, 2, utilization=0.95, memory="70Gi")
     world.fleet.kill_device(other, 0, Loss.XID_79)
-    await world.wait_state(other, 1, "unhealthy")
+    await world.wait_state(other, 1, "excluded")
     world.fleet.freeze()
     for victim in victims:
         await set_finalizers(world, victim, ["test.idlegpu.io/still-ending"])
@@ -145,7 +145,7 @@ async def test_a_preemptor_evicts_where_gpus_can_work(world: World) -> None:
     await world.start()
     await world.tenants(sound, 1, gpus=2)
     kept = await world.tenants(dead, 1, gpus=2)
-    await world.wait_state(dead, 1, "unhealthy")
+    await world.wait_state(dead, 1, "excluded")
     urgently = await world.priority_class("urgent", 1000)
     urgent = pod("urgent", 2, priorityClassName=urgently)
 

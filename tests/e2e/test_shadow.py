@@ -41,7 +41,7 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
     world.fleet.kill_device(dead, 0, Loss.XID_79)
     await world.fill_host(idle, dead)
     await world.settled()
-    await world.wait_state(dead, 1, "unhealthy")
+    await world.wait_state(dead, 1, "excluded")
     active = pod("active")
     assert await world.place(active) == idle
 
@@ -89,7 +89,7 @@ async def test_a_pod_that_we_would_have_wait_is_placed(world: World) -> None:
     node = world.add("only")
     await world.start(SHADOW, kubelets=False)
     world.fleet.kill_device(node, 0, Loss.XID_79)
-    await world.wait_state(node, 1, "unhealthy")
+    await world.wait_state(node, 1, "excluded")
     picky = pod("picky", annotations={"idlegpu.io/require-idle": "true"})
 
     assert await world.place(picky) == node

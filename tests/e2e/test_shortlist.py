@@ -115,7 +115,7 @@ async def test_where_none_passes_each_node_is_counted_with_its_reason(world: Wor
     dead, tainted = world.add("dead"), world.add("tainted")
     world.fleet.kill_device(dead, 0, Loss.XID_79)
     await world.start(ONE)
-    await world.wait_state(dead, 1, "unhealthy")
+    await world.wait_state(dead, 1, "excluded")
     await world.client.patch(
         {"kind": "Node", "metadata": {"name": tainted}},
         {"spec": {"taints": [{"key": "reserved", "effect": "NoSchedule"}]}},

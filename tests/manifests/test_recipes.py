@@ -196,7 +196,7 @@ async def test_the_readmes_commands_install_a_second_scheduler(
     await release.admin.create(node("gpu"))
     (block,) = commands(ROOT / "README.md")
 
-    await host.run(block.replace("NODE", "gpu"))
+    await host.run(block.replace("NODE", "gpu").replace("//PROMETHEUS", "//prometheus"))
 
     found = await release.plane.kubectl("-n", "idlegpu", "get", "deployments", "-o", "name")
     assert found.split() == [
