@@ -50,7 +50,7 @@ class NodeReport(Answer):
     Attributes:
         node: name of the node.
         kept: `in-full` (the node is in `nodes`), `in-short` (rank and score, or the reason for its
-            rejection), `no-candidate` (the node was none) or `unknown` (no such node).
+            rejection), `no-candidate` (not a candidate) or `unknown` (no such node).
         rank: rank among the nodes that passed, from 1.
         score: score from 0 to 1.
         rejection: why it was refused; null if it passed.
