@@ -25,7 +25,7 @@ from testkit.controlplane.waiting import wait_for
 ROOT: Final = Path(__file__).parents[2]
 RIGHTS: Final = ROOT / "manifests" / "rbac"
 SCHEDULER_CONFIG: Final = ROOT / "scheduler-config" / "kube-scheduler.yaml"
-REQUEST_TIMEOUT_SECONDS: Final = 10.0
+REQUEST_TIMEOUT_SECONDS: Final = 30.0
 TLS_FILES: Final = ("caFile", "certFile", "keyFile")
 
 

@@ -12,8 +12,8 @@ from typing_extensions import override  # `override` is in `typing` from Python 
 from testkit.controlplane.process import ServerProcess, free_port
 from testkit.controlplane.tools import binary
 
-INTERVAL = "1s"
-"""Interval and timeout of scrapes; with less, scrapes on a busy machine often time out."""
+INTERVAL = "3s"
+"""Interval and timeout of scrapes; with 1 s, scrapes on a busy machine time out."""
 
 
 class Pages:
