@@ -194,11 +194,14 @@ class World:
         earlier change of a node.
         """
         for node in nodes:
-            mark = {"test.idlegpu.io/mark": str(next(_marks))}
+            number = next(_marks)
+            mark = {"test.idlegpu.io/mark": str(number)}
             item = {"kind": "Node", "metadata": {"name": node}}
             await self.client.patch(item, {"metadata": {"labels": mark}})
             everything = [{"operator": "Exists"}]
-            probe = pod(f"probe-{node}", 0, nodeSelector=mark, tolerations=everything)
+            # A new name each time: on a busy machine a second probe of one name was deleted at once.
+            name = f"probe-{node}-{number}"
+            probe = pod(name, 0, nodeSelector=mark, tolerations=everything)
             await self.place(probe)
             await self.client.delete(probe)
             await self.gone(probe)
