@@ -199,7 +199,7 @@ class World:
             item = {"kind": "Node", "metadata": {"name": node}}
             await self.client.patch(item, {"metadata": {"labels": mark}})
             everything = [{"operator": "Exists"}]
-            # A new name each time: on a busy machine a second probe of one name was deleted at once.
+            # A new name each time: on a busy machine a second probe of a name was deleted at once.
             name = f"probe-{node}-{number}"
             probe = pod(name, 0, nodeSelector=mark, tolerations=everything)
             await self.place(probe)
