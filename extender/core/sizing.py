@@ -129,7 +129,7 @@ _PIPELINE: Final = re.compile(
 _LAUNCHED: Final = re.compile(
     r"(?<![\w-])--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[\s=]+([1-9]\d{0,2})\b"
 )
-"""Options of torchrun, accelerate and deepspeed: processes of which each uses a GPU."""
+"""Options of torchrun, accelerate and deepspeed: the number of processes, each with one GPU."""
 _COUNTED: Final = re.compile(
     r"(?<![\w.,-])(\d{1,3}|one|two|three|four|six|eight|sixteen)\s?[x\u00d7]?\s?"
     r"(?:(?:nvidia|geforce|tesla)\s)?([a-z]+\d*[a-z]*)\b",

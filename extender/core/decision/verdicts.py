@@ -223,7 +223,7 @@ def shown_codes(batch: Batch, assessment: Assessment) -> Rows:
     telemetry = batch.telemetry
     codes = state_codes(batch, assessment)
     is_read = (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0)
-    # Pods that were just placed make a device busy whatever the age of its readings.
+    # Pods that were just placed make a device busy, however old its readings are.
     is_unsure = (codes == _UNKNOWN) | ((codes == _BUSY) & ~is_read & (batch.assumed == 0))
     is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
     unsure = np.where(is_old, SHOWN_STATES.index("stale"), SHOWN_STATES.index("unknown"))
