@@ -20,7 +20,8 @@ _CARD_BYTES: Final = 80 * GIB
 USABLE: Final = 0.9
 """Part of a card that a task may fill; CUDA contexts and fragments take the rest."""
 _ROOM: Final = 1.2
-"""Proposed memory relative to the most that similar pods used, as in `idlegpu advise`."""
+"""Proposed memory relative to the most that similar pods used, as in `idlegpu advise`. A percentile
+would be too little for some of them: a pod without enough memory fails."""
 _SHARE_BYTES: Final = 12 * GIB
 """For serving tasks up to this size, a share of a GPU is proposed."""
 _NODE_GPUS: Final = 8
@@ -126,6 +127,18 @@ _PIPELINE: Final = re.compile(
     re.IGNORECASE,
 )
 """Options that divide the model into stages, each with the GPUs of `_PARALLEL`."""
+_COPIES: Final = re.compile(
+    r"""(?<![\w-])(?:-{0,2}(?:data[-_]?parallel[-_]?size|dp[-_]?size)|--?dp)"""
+    r"""["']?(?:\s+value:)?[\s=:]+["']?([1-9]\d{0,2})\b""",
+    re.IGNORECASE,
+)
+"""Options that serve several copies of the model, each with the GPUs of one."""
+_LOCAL_COPIES: Final = re.compile(
+    r"(?<![\w-])-{1,2}(?:data[-_]parallel[-_]size[-_]local|dpl)[\s=]+([1-9]\d{0,2})\b"
+)
+"""Options of vLLM for the copies on one node; `_COPIES` then counts those on all nodes."""
+_SHARES_RANKS: Final = re.compile(r"(?<![\w-])--enable[-_]dp[-_]attention\b")
+"""Option of SGLang: the copies share the GPUs of `_PARALLEL`."""
 _LAUNCHED: Final = re.compile(
     r"(?<![\w-])--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[\s=]+([1-9]\d{0,2})\b"
 )
@@ -204,12 +217,13 @@ def propose(
     billions, is_stated = _billions(described, task)
     because: list[str] = []
     total = math.ceil(billions * _BILLION * task.bytes_each) if task and billions else 0
+    copies = 1
     if gpus is None:
-        gpus, reason = _stated_gpus(text, command)
+        gpus, copies, reason = _stated_gpus(text, command)
         because += [reason] if reason else []
     is_counted = bool(because)
     stated, gpus = gpus, gpus or _gpus_for(total)
-    each = math.ceil(total / gpus / GIB) * GIB if total else None
+    each = math.ceil(total * copies / gpus / GIB) * GIB if total else None
     certainty = Certainty.ESTIMATED if is_stated else Certainty.GUESSED
     if measured is not None:
         each = math.ceil(measured.memory_bytes * _ROOM / GIB) * GIB
@@ -240,23 +254,35 @@ def propose(
     )
 
 
-def _stated_gpus(text: str, command: str) -> tuple[int | None, str]:
-    """Return the number of GPUs that a task states, and where; (None, "") if it states none."""
-    if parallel := _PARALLEL.search(command):
-        gpus, stated = int(parallel[1]), parallel[0].strip()
-        stages = _PIPELINE.search(command)
-        if stages and gpus * int(stages[1]) <= _NODE_GPUS:  # else the stages are on several nodes
-            gpus, stated = gpus * int(stages[1]), f"{stated} {stages[0].strip()}"
-        return gpus, f"the command spreads the model over {gpus} GPUs: {stated}"
+def _stated_gpus(text: str, command: str) -> tuple[int | None, int, str]:
+    """Return the number of GPUs that a task states, the copies of its model on them, and where.
+
+    (None, 1, "") if it states none.
+    """
+    parts = [found for one in (_PARALLEL, _PIPELINE) if (found := one.search(command))]
+    copies = _LOCAL_COPIES.search(command) or _COPIES.search(command)
+    if copies and not _SHARES_RANKS.search(command):
+        parts.append(copies)
+    if parts:
+        gpus, stated = 1, []
+        for part in parts:
+            # Beyond one node, stages and copies are on several nodes.
+            if not stated or gpus * int(part[1]) <= _NODE_GPUS:
+                gpus *= int(part[1])
+                stated.append(part)
+        number = int(copies[1]) if copies in stated else 1
+        words = " ".join(part[0].strip() for part in stated)
+        return gpus, number, f"the command spreads the model over {gpus} GPUs: {words}"
     if launched := _LAUNCHED.search(command):
-        return int(launched[1]), f"the command starts a process for each GPU: {launched[0].strip()}"
+        words = launched[0].strip()
+        return int(launched[1]), 1, f"the command starts a process for each GPU: {words}"
     for counted in _COUNTED.finditer(text):
         word = counted[2].lower()
         if any(map(_is_card, (word, word.removesuffix("s")))):
             gpus = _NUMBERS.get(counted[1].lower()) or int(counted[1])
             if gpus:
-                return gpus, f"the description states the GPUs: {counted[0].strip()}"
-    return None, ""
+                return gpus, 1, f"the description states the GPUs: {counted[0].strip()}"
+    return None, 1, ""
 
 
 def _is_card(word: str) -> bool:

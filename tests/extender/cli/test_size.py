@@ -45,6 +45,13 @@ from testkit.cli_serving import Run
         ("", "accelerate launch --num_processes 2 x.py", 2, None, False, "stated"),
         ("", "vllm serve m-70b -tp 2 --pipeline-parallel-size 2", 4, 40, False, "estimated"),
         ("", "vllm serve m-70b -tp 8 --pipeline-parallel-size 2", 8, 20, False, "estimated"),
+        ("", "vllm serve m-8b --data-parallel-size 4", 4, 18, False, "estimated"),
+        ("", "vllm serve m-70b -tp 2 -dp 2", 4, 79, False, "estimated"),
+        ("", "vllm serve m-8b -dp 16 --data-parallel-size-local 4", 4, 18, False, "estimated"),
+        ("", "vllm serve m-8b -tp 4 --data-parallel-size 4", 4, 5, False, "estimated"),
+        ("", "sglang.launch_server --tp 4 --dp-size 2", 8, 4, False, "guessed"),
+        ("", "sglang.launch_server --tp 8 --dp 8 --enable-dp-attention", 8, 2, False, "guessed"),
+        ("", "dp_size: 2", 2, None, False, "stated"),
     ],
 )
 def test_proposal_states_its_basis(
