@@ -23,6 +23,7 @@ from extender.cli.doctor.objects import (
     number,
     requested_by,
 )
+from extender.core.nodes.pod_groups import POD_GROUP, PodGroup, read_group
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import mapping_of, number_of, objects_of, text_of
 
@@ -106,13 +107,15 @@ def _old_driver(facts: Facts) -> Iterator[Problem]:
 
 @check("IG306", "kube-scheduler calls idlegpu for all pods that get GPUs", needs=("pods", "claims"))
 def _claims_alone(facts: Facts) -> Iterator[Problem]:
-    """Find pods that hold GPUs through ResourceClaims and request none as a resource.
+    """Find pods and PodGroups that hold GPUs through ResourceClaims and request none as a resource.
 
     kube-scheduler does not call idlegpu for them. Info only.
 
     Remedy: request `nvidia.com/gpu`, which a DeviceClass can serve (docs/dra.md).
     """
-    requested = {mapping_of(pod.get("metadata")).get("uid") for pod in gpu_pods(facts)}
+    with_resource = list(gpu_pods(facts))
+    requested = {mapping_of(pod.get("metadata")).get("uid") for pod in with_resource}
+    groups = {group.key for pod in with_resource if (group := read_group(pod))}
     evidence = []
     for claim in facts.claims or ():
         status = mapping_of(claim.get("status"))
@@ -121,12 +124,14 @@ def _claims_alone(facts: Facts) -> Iterator[Problem]:
             one.get("driver") == GPU_DRIVER and one.get("adminAccess") is not True
             for one in objects_of(devices.get("results"))
         )
-        evidence += [
-            f"{key_of(claim).partition('/')[0]}/{text_of(pod.get('name'))}: claim "
-            f"{name_of(claim)} with {count} GPU{'s' * (count > 1)}"
-            for pod in objects_of(status.get("reservedFor"))
-            if count and pod.get("resource") == "pods" and pod.get("uid") not in requested
-        ]
+        namespace = key_of(claim).partition("/")[0]
+        held = f"claim {name_of(claim)} with {count} GPU{'s' * (count > 1)}"
+        for holder in objects_of(status.get("reservedFor")) if count else ():
+            kind, name = holder.get("resource"), text_of(holder.get("name"))
+            if kind == "pods" and holder.get("uid") not in requested:
+                evidence.append(f"{namespace}/{name}: {held}")
+            elif kind == "podgroups" and PodGroup(POD_GROUP, namespace, name).key not in groups:
+                evidence.append(f"{namespace}/{name} (PodGroup): {held}")
     if evidence:
         yield Problem(
             severity=Severity.INFO,

@@ -246,3 +246,16 @@ def test_claims_of_gpu_pods_or_other_drivers_are_ignored() -> None:
     facts = Facts(at=NOW, pods=(asking,), claims=(claim("served"), network))
 
     assert found("IG306", facts) == []
+
+
+def test_claim_of_a_pod_group_is_reported_unless_its_pods_request_gpus() -> None:
+    reserved = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train"}
+    shared = claim("train")
+    shared["status"]["reservedFor"] = [{**reserved, "uid": "uid-group"}]
+    rank = pod("rank", 1)
+    rank["spec"]["schedulingGroup"] = {"podGroupName": "train"}
+
+    alone = Facts(at=NOW, pods=(), claims=(shared,))
+
+    assert evidence("IG306", alone) == "team/train (PodGroup): claim train-gpu with 1 GPU"
+    assert found("IG306", Facts(at=NOW, pods=(rank,), claims=(shared,))) == []
