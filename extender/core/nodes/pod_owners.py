@@ -33,11 +33,9 @@ _MINUTES: Final = re.compile(r"[0-9]{8}")
 
 _TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
 
-_GENERATED: Final = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}")
-"""Suffix that the API server adds to a `generateName` with a hyphen at its end."""
-
-_SUFFIX: Final = 6
-"""Length of this suffix."""
+_SERIES: Final = re.compile(r"-(?:[bcdfghjklmnpqrstvwxz2456789]{5}|[0-9]{1,10})\Z")
+"""End of a pod's name in a series: the API server's addition to a `generateName` with a hyphen at
+its end, or a number."""
 
 _LIKENESS: Final = ("images", "requests")
 """Properties that make pods similar besides their owner, the most specific first."""
@@ -98,18 +96,18 @@ def _is_of_schedule(suffix: str, metadata: Mapping[str, object]) -> bool:
 def owner_key(namespace: str, owner: str, name: str) -> str:
     """Return the key of a pod's owner, or of the pod itself without an owner.
 
-    Pods without an owner whose names come from one `generateName` have the same key.
+    Pods without an owner are one series, with one key, if their names come from one `generateName`
+    or differ only in the number at their end.
 
     Example:
         >>> owner_key("ns", "Job train", "train-x7k2p"), owner_key("ns", "", "alone")
         ('ns/Job train', 'ns/alone')
-        >>> owner_key("ns", "", "sweep-x7k2p") == owner_key("ns", "", "sweep-9vbnm")
-        True
+        >>> owner_key("ns", "", "sweep-x7k2p"), owner_key("ns", "", "sweep-12")
+        ('ns/sweep-', 'ns/sweep-')
     """
     if owner:
         return f"{namespace}/{owner}"
-    is_generated = _GENERATED.fullmatch(name, len(name) - _SUFFIX) is not None
-    return f"{namespace}/{name[: 1 - _SUFFIX] if is_generated else name}"
+    return f"{namespace}/{_SERIES.sub('-', name)}"
 
 
 def kin_of(pod: Mapping[str, object]) -> Kin:

@@ -55,7 +55,7 @@ def test_newest_pods_and_last_keys_count(step: int) -> None:
     assert in_gib(like.expected(("ns/Job a",))) == 1
 
     for number in range(_MOST_KEYS):
-        like.note(pod(f"other-{number}"), 1)
+        like.note(pod(f"other{number}"), 1)
     assert like.expected(("ns/Job a",)) is None
 
 
