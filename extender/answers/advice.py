@@ -158,7 +158,7 @@ class StrandedGpus(Answer):
     Attributes:
         node: the node.
         resource: the GPU resource.
-        stranded_gpus: free GPUs that cannot be served.
+        stranded_gpus: free GPUs that cannot be served; each MIG instance counts as one.
         free_gpus: all free GPUs.
         lacks: missing resources, the scarcest first: `cpu`, `memory` or `ephemeral-storage`.
         left: remaining host resources of the node.
@@ -201,7 +201,7 @@ class Advice(Answer):
         pods_unjudged: pods that hold devices but have too few samples.
         cards: the cards, by verdict.
         pods: the pods, by kind.
-        stranded_gpus: stranded GPUs of all nodes.
+        stranded_gpus: stranded GPUs of all nodes; each MIG instance counts as one.
         stranded_total: nodes with stranded GPUs, also those beyond the limit.
         stranded: these nodes.
     """

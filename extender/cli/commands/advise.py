@@ -80,11 +80,12 @@ def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
 
 
 def _stranded(answer: Advice) -> list[RenderableType | None]:
-    gpus = answer.stranded_gpus
-    found = answer.stranded
+    count, found = answer.stranded_gpus, answer.stranded
+    instances = {"/mig-" in one.resource for one in found}
+    kind = "device" if len(instances) > 1 else "MIG instance" if True in instances else "GPU"
     return [
         line(""),
-        line(f"{gpus} free GPU{'s are' if gpus > 1 else ' is'} stranded:", "bold"),
+        line(f"{count} free {kind}{'s are' if count > 1 else ' is'} stranded:", "bold"),
         sheet(_STRANDED, (_stranded_row(one) for one in found)),
         _left(answer.stranded_total - len(found)),
         *(line(f"{one.node}: {one.remedy}", "dim") for one in found),
