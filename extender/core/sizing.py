@@ -264,7 +264,8 @@ def _stated_gpus(text: str, command: str) -> tuple[int | None, int, str]:
     if copies and not _SHARES_RANKS.search(command):
         parts.append(copies)
     if parts:
-        gpus, stated = 1, []
+        gpus = 1
+        stated: list[re.Match[str]] = []
         for part in parts:
             # Beyond one node, stages and copies are on several nodes.
             if not stated or gpus * int(part[1]) <= _NODE_GPUS:
