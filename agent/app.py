@@ -26,8 +26,7 @@ from agent.report import contract
 from agent.sampler import Sampler
 from agent.tenants.attribution import TenantPolicy, Tenants
 from agent.tenants.device_holders import DeviceHolders
-from agent.tenants.pod_names import PodNames
-from agent.tenants.podresources import PodResourcesClient
+from agent.tenants.kubelet import PodNames, PodResourcesClient
 from agent.tenants.processes import ProcessTable
 from extender.runtime import native_memory
 from extender.runtime.decoding import MalformedError, decode_with

@@ -13,18 +13,16 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.gpu.backend import Backend, Values, XidEvent
+from agent.gpu.backend import Backend, DeviceReading, NodeReading, Values, XidEvent
 from agent.gpu.events import XidLog, XidWatcher
-from agent.gpu.problems import hung_problem
-from agent.gpu.reading import DeviceReading, NodeReading
-from agent.gpu.session import Session
+from agent.gpu.session import Session, hung_problem
 from agent.gpu.worker import CallTracker, HungError, Worker
 from agent.options import Options
 from agent.report.contract import Device, Problem, Report, Verdict
 from agent.report.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
 from agent.tenants.attribution import DeviceTenants, DeviceUsage
-from agent.tenants.device_ids import DeviceIds
-from agent.tenants.kubelet_flags import UNKNOWN, KubeletFlags, Topology
+from agent.tenants.device_holders import DeviceIds
+from agent.tenants.kubelet import UNKNOWN_TOPOLOGY, KubeletFlags, Topology
 from extender.core.decision.signals import agreed_activity
 from extender.core.devices.readings import Signal
 from extender.core.xids import RECOVERY_CHANGED
@@ -69,7 +67,7 @@ class _TenantSnapshot:
     devices: tuple[DeviceTenants, ...] | None = None
     tenants_problem: Problem | None = None
     processes_problem: Problem | None = None
-    topology: Topology = UNKNOWN
+    topology: Topology = UNKNOWN_TOPOLOGY
 
 
 def _device_usages(readings: Sequence[DeviceReading]) -> tuple[DeviceUsage, ...]:

@@ -22,9 +22,8 @@ import uvloop
 from typing_extensions import override
 
 from agent.options import ReportOptions
-from agent.push.digest import DigestBuilder
 from agent.push.handshake import client_context
-from agent.push.updates import UpdateBuilder
+from agent.push.updates import DigestBuilder, UpdateBuilder
 from agent.report.contract import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
 from agent.tenants.foreign import Threshold
 from bench.backend_fleet import BenchFleet, FleetSpec

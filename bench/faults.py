@@ -35,7 +35,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from agent.gpu.reading import NodeReading
+from agent.gpu.backend import NodeReading
 from bench.machine import RESULTS, Bound, report
 from bench.pod_load import POLL_SECONDS, UNREACHABLE, PodLoad
 from bench.processes import tree_of

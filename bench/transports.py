@@ -25,8 +25,7 @@ from aiohttp import web
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from agent.options import ReportOptions
-from agent.push.digest import DigestBuilder
-from agent.push.updates import UpdateBuilder
+from agent.push.updates import DigestBuilder, UpdateBuilder
 from agent.report.contract import Report, decode_update, encode, frame
 from agent.tenants.foreign import Threshold
 from bench.agent import cpu_seconds

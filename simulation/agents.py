@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.gpu.reading import NodeReading
+from agent.gpu.backend import NodeReading
 from agent.options import Options, ReportOptions
-from agent.push.digest import Digest
 from agent.push.pusher import Pusher
-from agent.push.updates import UpdateBuilder
+from agent.push.updates import Digest, UpdateBuilder
 from agent.report.contract import Device, Foreign, Place, Process, Report, Tenant
 from agent.sampler import LatestReport
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal

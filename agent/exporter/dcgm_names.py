@@ -12,9 +12,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.exporter.metrics import tenants_of
-from agent.gpu.backend import Extra, Values
-from agent.gpu.nvlink5 import LINK_COUNTERS
-from agent.gpu.reading import DeviceReading
+from agent.gpu.backend import LINK_COUNTERS, DeviceReading, Extra, Values
 from agent.report.contract import Device
 from agent.sampler import LatestReport
 from extender.core.devices.readings import Signal

@@ -12,9 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from agent.gpu.backend import Extra
-from agent.gpu.nvlink5 import LINK_COUNTERS
-from agent.gpu.reading import INSTANCE_SIGNALS, DeviceReading
+from agent.gpu.backend import INSTANCE_SIGNALS, LINK_COUNTERS, DeviceReading, Extra
 from agent.report.contract import Device, Report, Tenant
 from agent.sampler import Sampler
 from extender.core.devices.readings import Signal

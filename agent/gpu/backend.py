@@ -1,4 +1,6 @@
-"""The interface to the driver's library; `agent.gpu.nvml` implements it with NVML.
+"""The interface to the driver's library, and the values read through it.
+
+`agent.gpu.nvml` implements the interface with NVML.
 
 Calls block, and a call to a lost GPU may never return: make them only in a thread of
 `agent.gpu.worker`. A "card" is a physical GPU; an "instance" is a MIG device on a card.
@@ -7,7 +9,11 @@ Calls block, and a call to a lost GPU may never return: make them only in a thre
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from types import MappingProxyType
 from typing import Final, Protocol
+
+from agent.report.contract import Problem, Process
+from extender.core.devices.readings import Signal
 
 Values = Mapping[str, float]
 """Measured values in base units, by name of `readings.Signal` or of `Extra`."""
@@ -100,7 +106,7 @@ class Extra(StrEnum):
     NVLINK_RECOVERIES = "nvlink_recoveries_total"
     NVLINK_CRC_FLITS = "nvlink_crc_flit_errors_total"
     NVLINK_CRC_DATA = "nvlink_crc_data_errors_total"
-    # NVLink 5 and later; see `agent.gpu.nvlink5`.
+    # NVLink 5 and later; see `agent.gpu.backend`.
     NVLINK_MALFORMED = "nvlink_malformed_packets_total"
     NVLINK_OVERRUNS = "nvlink_buffer_overruns_total"
     NVLINK_RECEIVE_ERRORS = "nvlink_receive_errors_total"
@@ -327,3 +333,162 @@ class Backend(Protocol):
 
     def events(self, card: Card) -> EventSource:
         """Register for the XID events of a card and return their source."""
+
+
+INSTANCE_SIGNALS: Final = frozenset(
+    {
+        Signal.MEMORY_USED,
+        Signal.MEMORY_FREE,
+        Signal.MEMORY_RESERVED,
+        Signal.MEMORY_TOTAL,
+        Signal.GRAPHICS_ACTIVE,
+        Signal.SM_ACTIVE,
+        Signal.TENSOR_ACTIVE,
+        Signal.DRAM_ACTIVE,
+        Extra.SM_OCCUPANCY,
+        Extra.PCIE_SENT,
+        Extra.PCIE_RECEIVED,
+        Extra.NVLINK_SENT,
+        Extra.NVLINK_RECEIVED,
+    }
+)
+"""Signals measured per MIG instance; all others (power, temperature, health) are the card's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReading:
+    """Values of one device: a card, or a MIG instance.
+
+    Attributes:
+        card: the card, or the instance's card.
+        topology: NUMA node and NVLink peers of the card.
+        gpu_instance_id: "" for a whole card.
+        mig_uuids: UUIDs of the MIG devices on the instance.
+        mig_profile: "" for a whole card, `NO_INSTANCES` for a card with MIG enabled and no
+            instance.
+        values: values read, including the card's values for an instance.
+        source: source of the utilization: `gpm`, `samples`, `rates`, `processes`, or "".
+        processes: processes on the device, None if the driver lists none.
+        measured_at: seconds since the epoch, None if never measured.
+        problem: why values are missing or stale, None if all is well.
+    """
+
+    card: Card
+    topology: Topology
+    gpu_instance_id: str = ""
+    mig_uuids: tuple[str, ...] = ()
+    mig_profile: str = ""
+    values: Values = field(default_factory=dict)
+    source: str = ""
+    processes: tuple[Process, ...] | None = None
+    measured_at: float | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReading:
+    """Values of all devices of the node in one pass.
+
+    Attributes:
+        driver_version: "" without a driver.
+        devices: every device, including devices that have disappeared.
+        problem: why devices or values are missing, None if all is well.
+        needs_restart: the process has lost access to the GPUs for good, and a new container may
+            regain it. Hung calls do not count.
+    """
+
+    driver_version: str = ""
+    devices: tuple[DeviceReading, ...] = ()
+    problem: Problem | None = None
+    needs_restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkCounter:
+    """An error counter of a link.
+
+    Attributes:
+        name: the agent's name of the counter.
+        dcgm: DCGM's name, up to DCGM 4.8.
+        text: help text of the metric.
+    """
+
+    name: Extra
+    dcgm: str
+    text: str
+
+
+LINK_COUNTERS: Final[Mapping[int, _LinkCounter]] = MappingProxyType(
+    {
+        206: _LinkCounter(
+            Extra.NVLINK_MALFORMED,
+            "DCGM_FI_DEV_NVLINK_COUNT_RX_MALFORMED_PACKET_ERRORS",
+            "Malformed packets received over NVLink.",
+        ),
+        207: _LinkCounter(
+            Extra.NVLINK_OVERRUNS,
+            "DCGM_FI_DEV_NVLINK_COUNT_RX_BUFFER_OVERRUN_ERRORS",
+            "Packets received over NVLink and dropped for lack of buffer space.",
+        ),
+        208: _LinkCounter(
+            Extra.NVLINK_RECEIVE_ERRORS,
+            "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
+            "Packets with errors received over NVLink.",
+        ),
+        209: _LinkCounter(
+            Extra.NVLINK_REMOTE_ERRORS,
+            "DCGM_FI_DEV_NVLINK_COUNT_RX_REMOTE_ERRORS",
+            "Packets received over NVLink that the sender marked as bad.",
+        ),
+        210: _LinkCounter(
+            Extra.NVLINK_GENERAL_ERRORS,
+            "DCGM_FI_DEV_NVLINK_COUNT_RX_GENERAL_ERRORS",
+            "Packets with a wrong header received over NVLink.",
+        ),
+        211: _LinkCounter(
+            Extra.NVLINK_INTEGRITY_ERRORS,
+            "DCGM_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
+            "Times that local NVLink errors exceeded their threshold.",
+        ),
+        212: _LinkCounter(
+            Extra.NVLINK_DISCARDS,
+            "DCGM_FI_DEV_NVLINK_COUNT_TX_DISCARDS",
+            "Packets with errors dropped before they were sent over NVLink.",
+        ),
+        213: _LinkCounter(
+            Extra.NVLINK_RECOVERIES_GOOD,
+            "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
+            "Recoveries of NVLinks that succeeded.",
+        ),
+        214: _LinkCounter(
+            Extra.NVLINK_RECOVERIES_FAILED,
+            "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+            "Recoveries of NVLinks that failed.",
+        ),
+        215: _LinkCounter(
+            Extra.NVLINK_RECOVERIES_BEGUN,
+            "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+            "Recoveries of NVLinks, successful or not.",
+        ),
+        # 216 to 218 are withdrawn bit error rates; 220 and 222 are not counters.
+        219: _LinkCounter(
+            Extra.NVLINK_EFFECTIVE_ERRORS,
+            "DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
+            "Errors left after correction in packets received over NVLink.",
+        ),
+        221: _LinkCounter(
+            Extra.NVLINK_SYMBOL_ERRORS,
+            "DCGM_FI_DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS",
+            "Errors in symbols received over NVLink.",
+        ),
+    }
+)
+"""Error counters of NVLink 5 and later by NVML field id, read per link.
+
+Earlier generations of NVLink have other counters.
+"""
+
+LINK_RECOVERIES: Final = tuple(LINK_COUNTERS[field].name for field in (213, 214, 215))
+LINK_ERRORS: Final = tuple(
+    counter.name for counter in LINK_COUNTERS.values() if counter.name not in LINK_RECOVERIES
+)

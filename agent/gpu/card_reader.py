@@ -9,13 +9,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.gpu import nvlink5, reading
 from agent.gpu.backend import (
+    LINK_ERRORS,
+    LINK_RECOVERIES,
     UNSUPPORTED_CODES,
     Backend,
     Call,
     Card,
     Code,
+    DeviceReading,
     Extra,
     Handle,
     Instance,
@@ -26,12 +28,15 @@ from agent.gpu.backend import (
     Topology,
     Values,
 )
-from agent.gpu.reading import DeviceReading
 from agent.gpu.worker import CallTracker
 from agent.report.contract import Process
 from extender.core.devices.readings import GROWTH_SECONDS, NO_INSTANCES, REMAPPED_SECONDS, Signal
 
 _T = TypeVar("_T")
+
+_GPM, _SAMPLES, _RATES, _PROCESSES, _NONE = "gpm", "samples", "rates", "processes", ""
+"""Sources of a device's utilization, best first: GPM, the driver's samples, single readings,
+process utilization, none."""
 
 SESSION_CODES: Final = frozenset(
     {Code.Uninitialized, Code.DriverNotLoaded, Code.LibraryNotFound, Code.LibRmVersionMismatch}
@@ -71,11 +76,11 @@ _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         Signal.PCIE_REPLAY_RATE: (Extra.PCIE_REPLAYS,),
         Signal.NVLINK_REPLAY_RATE: (Extra.NVLINK_REPLAYS,),
-        Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES, *nvlink5.RECOVERIES),
+        Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES, *LINK_RECOVERIES),
         Signal.NVLINK_CRC_RATE: (
             Extra.NVLINK_CRC_FLITS,
             Extra.NVLINK_CRC_DATA,
-            *nvlink5.ERRORS,
+            *LINK_ERRORS,
         ),
     }
 )
@@ -344,7 +349,7 @@ class CardReader:
             processes = self._rates.apply(processes)
         gpm = self._read_gpm(tracker, None)
         source = (
-            reading.GPM
+            _GPM
             if Signal.GRAPHICS_ACTIVE in gpm
             else self._utilization(tracker, now, values, processes)
         )
@@ -355,8 +360,8 @@ class CardReader:
 
         No pod can run on the card, but its health counts.
         """
-        reading_ = self._reading({**shared, **self._error_signals()}, reading.NONE, None, now)
-        return replace(reading_, mig_profile=NO_INSTANCES)
+        reading = self._reading({**shared, **self._error_signals()}, _NONE, None, now)
+        return replace(reading, mig_profile=NO_INSTANCES)
 
     def _read_instances(
         self, tracker: CallTracker, now: float, shared: Values, *, is_slow: bool
@@ -369,7 +374,7 @@ class CardReader:
             memory = self._read(tracker, Call.MEMORY, handles[0], number) or {}
             processes = self._read_processes(tracker, handles, number, is_slow=is_slow)
             gpm = self._read_gpm(tracker, number)
-            source = reading.GPM if Signal.GRAPHICS_ACTIVE in gpm else reading.NONE
+            source = _GPM if Signal.GRAPHICS_ACTIVE in gpm else _NONE
             yield self._reading(
                 {**shared, **memory, **gpm, **self._error_signals()},
                 source,
@@ -417,22 +422,22 @@ class CardReader:
             self._call(tracker, "samples", None, self._backend.samples, self.card, since) or ()
         )
         ratios = [sample.ratio for sample in samples if 0 <= sample.ratio <= _MAX_RATIO]
-        source = reading.NONE
+        source = _NONE
         if ratios:
             self._samples_since = samples[-1].at_microseconds
             values[Signal.GPU_UTILIZATION] = min(sum(ratios) / len(ratios), 1.0)
-            source = reading.SAMPLES
+            source = _SAMPLES
         elif Signal.GPU_UTILIZATION in values:
             self._recent.append((now, values[Signal.GPU_UTILIZATION]))
             ratios = [ratio for at, ratio in self._recent if 0 <= now - at <= _MEAN_SECONDS]
             values[Signal.GPU_UTILIZATION] = sum(ratios) / len(ratios)
-            source = reading.RATES
+            source = _RATES
         by_processes = min(
             sum(process.utilization_ratio or 0.0 for process in processes or ()), 1.0
         )
         if by_processes > values.get(Signal.GPU_UTILIZATION, 0.0):
             values[Signal.GPU_UTILIZATION] = by_processes
-            source = source or reading.PROCESSES
+            source = source or _PROCESSES
         return source
 
     def _read_processes(

@@ -5,8 +5,16 @@ from ctypes import byref, c_void_p, cast
 from types import MappingProxyType
 from typing import Any, Final
 
-from agent.gpu.backend import UNSUPPORTED_CODES, Call, Code, Extra, Handle, NvmlError, Values
-from agent.gpu.nvlink5 import LINK_COUNTERS
+from agent.gpu.backend import (
+    LINK_COUNTERS,
+    UNSUPPORTED_CODES,
+    Call,
+    Code,
+    Extra,
+    Handle,
+    NvmlError,
+    Values,
+)
 from extender.core.devices.readings import Signal
 
 _FIELDS: Final[Mapping[int, str]] = MappingProxyType(

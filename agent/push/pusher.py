@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.options import Options, ReportOptions
-from agent.push.digest import Digest, DigestBuilder
 from agent.push.handshake import (
     Address,
     RefusedError,
@@ -30,7 +29,7 @@ from agent.push.handshake import (
     server_name,
     tls_error,
 )
-from agent.push.updates import UpdateBuilder
+from agent.push.updates import Digest, DigestBuilder, UpdateBuilder
 from agent.report.contract import LENGTH_BYTES, MAX_UPDATE_BYTES, decode_farewell, frame
 from agent.sampler import LatestReport
 from extender.runtime.supervision import keep

@@ -11,9 +11,7 @@ from typing import Final
 import msgspec
 
 from agent.report.contract import Foreign, Place, Problem, Process, Tenant
-from agent.tenants.cgroup import ProcessLocation
-from agent.tenants.device_holders import DeviceHolders, HolderSnapshot
-from agent.tenants.device_ids import DeviceIds, DeviceKey
+from agent.tenants.device_holders import DeviceHolders, DeviceIds, DeviceKey, HolderSnapshot
 from agent.tenants.foreign import (
     Attribution,
     Evidence,
@@ -22,8 +20,8 @@ from agent.tenants.foreign import (
     foreign_use,
     unaccounted_memory_bytes,
 )
-from agent.tenants.pod_names import PodName, PodNames
-from agent.tenants.processes import ProcessFacts, ProcessTable
+from agent.tenants.kubelet import PodName, PodNames
+from agent.tenants.processes import ProcessFacts, ProcessLocation, ProcessTable
 
 _SYSTEM_COMMANDS: Final = frozenset(
     {

@@ -5,10 +5,8 @@ from typing import Any
 
 from agent.report.contract import Process
 from agent.tenants.attribution import DeviceTenants, DeviceUsage, Tenants
-from agent.tenants.device_holders import DeviceHolders
-from agent.tenants.device_ids import DeviceIds
-from agent.tenants.pod_names import PodNames
-from agent.tenants.podresources import PodResourcesClient
+from agent.tenants.device_holders import DeviceHolders, DeviceIds
+from agent.tenants.kubelet import PodNames, PodResourcesClient
 from agent.tenants.processes import ProcessTable
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 from testkit.agent.fake_machine import FakeMachine

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.options import Options, ReportOptions
-from agent.push.digest import Digest
 from agent.push.pusher import Pusher
+from agent.push.updates import Digest
 from agent.report.contract import LENGTH_BYTES, Report, Update, decode_update
 from simulation.agents import SimulatedAgent
 from simulation.fleet import SimulatedFleet

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agent.options import Options
-from agent.push.digest import Digest, DigestBuilder
-from agent.push.updates import UpdateBuilder
+from agent.push.updates import Digest, DigestBuilder, UpdateBuilder
 from agent.report.contract import LENGTH_BYTES, Report, decode_update, frame
 from agent.sampler import Sampler
 from extender.core.decision.decision import Decision

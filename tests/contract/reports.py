@@ -14,8 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from agent.push.digest import Digest
-from agent.push.updates import UpdateBuilder
+from agent.push.updates import Digest, UpdateBuilder
 from agent.report.contract import (
     LENGTH_BYTES,
     Device,

@@ -6,8 +6,10 @@ from collections import Counter
 import pytest
 
 from agent.gpu.backend import (
+    INSTANCE_SIGNALS,
     Call,
     Code,
+    DeviceReading,
     Extra,
     NvmlError,
     ProcessList,
@@ -16,7 +18,6 @@ from agent.gpu.backend import (
     Sample,
 )
 from agent.gpu.card_reader import CardReader
-from agent.gpu.reading import INSTANCE_SIGNALS, DeviceReading
 from agent.gpu.worker import CallTracker
 from extender.core.devices.readings import Signal
 from testkit.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs

@@ -16,9 +16,16 @@ import pytest
 
 from agent.exporter.dcgm_names import DcgmCollector
 from agent.exporter.metrics import AgentCollector
-from agent.gpu.backend import Call, Code, Extra, NvmlError
+from agent.gpu.backend import (
+    LINK_COUNTERS,
+    LINK_ERRORS,
+    LINK_RECOVERIES,
+    Call,
+    Code,
+    Extra,
+    NvmlError,
+)
 from agent.gpu.card_reader import CounterRates
-from agent.gpu.nvlink5 import ERRORS, LINK_COUNTERS, RECOVERIES
 from agent.gpu.nvml import Nvml
 from agent.gpu.session import Cadence
 from agent.options import Options
@@ -86,7 +93,7 @@ def test_field_ids_match_nvmls_constants() -> None:
     }
 
     assert set(LINK_COUNTERS) == named == set(COUNTERS)
-    assert len({*ERRORS, *RECOVERIES}) == len(LINK_COUNTERS)
+    assert len({*LINK_ERRORS, *LINK_RECOVERIES}) == len(LINK_COUNTERS)
 
 
 def test_counters_of_all_links_are_summed() -> None:

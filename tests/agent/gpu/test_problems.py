@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agent.gpu.backend import Code, NvmlError
-from agent.gpu.problems import problem_of
+from agent.gpu.session import problem_of
 from tests.files import ROOT
 
 TEXT_SUFFIXES = {".py", ".md", ".yaml", ".json", ".js", ".tpl", ".txt"}

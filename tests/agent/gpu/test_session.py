@@ -5,11 +5,18 @@ from typing import Any, Final
 import pytest
 from typing_extensions import override
 
-from agent.gpu.backend import Call, Code, ProcessList, Topology, Values, XidEvent
+from agent.gpu.backend import (
+    Call,
+    Code,
+    DeviceReading,
+    NodeReading,
+    ProcessList,
+    Topology,
+    Values,
+    XidEvent,
+)
 from agent.gpu.events import XidWatcher
-from agent.gpu.problems import GONE, NO_GPU, hung_problem
-from agent.gpu.reading import DeviceReading, NodeReading
-from agent.gpu.session import Cadence, Session
+from agent.gpu.session import GONE, NO_GPU, Cadence, Session, hung_problem
 from agent.gpu.worker import CallAbandonedError, CallTracker
 from extender.core.devices.readings import Signal
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard, migs

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent.options import ReportOptions
-from agent.push.digest import Digest, DigestBuilder
 from agent.push.handshake import expiry_of, read_token
 from agent.push.pusher import Pusher, ReportLink
+from agent.push.updates import Digest, DigestBuilder
 from agent.report.contract import Farewell, Report, frame
 from agent.sampler import LatestReport
 from agent.tenants.foreign import Threshold

@@ -1,7 +1,7 @@
 import pytest
 
 from agent.report.contract import Place
-from agent.tenants.cgroup import is_private_namespace, parse_cgroup
+from agent.tenants.processes import is_private_namespace, parse_cgroup
 
 UID = "0f6b1c2d-1111-4222-8333-00000000000a"
 SLICE = UID.replace("-", "_")

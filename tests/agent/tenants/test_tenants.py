@@ -7,7 +7,7 @@ import pytest
 
 from agent.report.contract import Foreign, Place, Process, Tenant
 from agent.tenants.attribution import DeviceTenants
-from agent.tenants.device_ids import DeviceIds
+from agent.tenants.device_holders import DeviceIds
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 from testkit.agent.fake_machine import HOST_CGROUP, pod_cgroup
 from testkit.agent.fake_node import GIB, GPU, NOTEBOOK, TRAINER, World, used

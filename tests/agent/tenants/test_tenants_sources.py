@@ -12,10 +12,8 @@ import pytest
 from agent.report.contract import Place
 from agent.tenants import processes
 from agent.tenants.attribution import Tenants
-from agent.tenants.device_holders import DeviceHolders
-from agent.tenants.device_ids import DeviceIds, DeviceIndex, DeviceMatch
-from agent.tenants.pod_names import PodName, PodNames
-from agent.tenants.podresources import Allocation, DeviceClaim, PodResourcesError
+from agent.tenants.device_holders import DeviceHolders, DeviceIds, DeviceIndex, DeviceMatch
+from agent.tenants.kubelet import Allocation, DeviceClaim, PodName, PodNames, PodResourcesError
 from agent.tenants.processes import ProcessFacts, ProcessTable
 from testkit.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
 from worker_device.process_stat import process_stat, small_file

@@ -13,14 +13,21 @@ import h2.events
 import pytest
 from grpc_tools import protoc
 
-from agent.tenants.podresources import (
+from agent.tenants.kubelet import (
+    TOPOLOGY_SECONDS,
+    UNKNOWN_TOPOLOGY,
     Allocation,
     DeviceClaim,
+    KubeletFlags,
     PodResourcesClient,
     PodResourcesError,
+    read_topology,
 )
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.fake_machine import FakeMachine, pod_cgroup
 from tests.files import ROOT
+
+SINGLE = "--topology-manager-policy=single-numa-node"
 
 
 @pytest.fixture
@@ -301,3 +308,78 @@ def test_the_compiled_messages_match_the_proto_file(tmp_path: Path) -> None:
     for suffix in ("py", "pyi"):
         name = f"agent/tenants/podresources_v1_pb2.{suffix}"
         assert (ROOT / name).read_text() == (tmp_path / name).read_text()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)
+
+
+def start(
+    machine: FakeMachine, *arguments: str, cgroup: str = "0::/system.slice/kubelet.service"
+) -> None:
+    machine.run(900, cgroup, name="kubelet")
+    command = "\0".join(["/usr/bin/kubelet", *arguments, ""])
+    (machine.proc / "900" / "cmdline").write_text(command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "topology"),
+    [
+        pytest.param([SINGLE], ("single-numa-node", ""), id="flag with ="),
+        pytest.param(
+            ["--topology-manager-policy", "restricted"], ("restricted", ""), id="two words"
+        ),
+        pytest.param(
+            [SINGLE, "--topology-manager-scope=pod"], ("single-numa-node", "pod"), id="pod"
+        ),
+        pytest.param(["--config=/no/such/file"], UNKNOWN_TOPOLOGY, id="a file that is not mounted"),
+        pytest.param(["--topology-manager-scope=pod"], UNKNOWN_TOPOLOGY, id="no policy"),
+    ],
+)
+def test_flags_of_the_kubelet_are_read(
+    machine: FakeMachine, arguments: list[str], topology: tuple[str, str]
+) -> None:
+    start(machine, *arguments)
+
+    assert read_topology(machine.proc) == topology
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: Kubelet\ntopologyManagerPolicy: restricted\ntopologyManagerScope: pod\n",
+        '{\n  "topologyManagerPolicy": "restricted",\n  "topologyManagerScope": "pod"\n}',
+    ],
+)
+def test_kubelet_flag_overrides_its_mounted_configuration_file(
+    machine: FakeMachine, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    start(machine, f"--config={file}")
+    assert read_topology(machine.proc) == ("restricted", "pod")
+
+    start(machine, "--config", str(file), SINGLE)
+    assert read_topology(machine.proc) == ("single-numa-node", "pod")
+
+
+def test_a_process_in_a_pod_is_not_the_kubelet(machine: FakeMachine) -> None:
+    start(machine, SINGLE, cgroup=pod_cgroup("0f6b1c2d-0000-4000-8000-00000000000a"))
+    machine.run(901)
+
+    assert read_topology(machine.proc) == UNKNOWN_TOPOLOGY
+
+
+def test_another_policy_is_seen_after_some_minutes(machine: FakeMachine) -> None:
+    now = 0.0
+    flags = KubeletFlags(machine.proc, lambda: now)
+    assert flags.topology() == UNKNOWN_TOPOLOGY
+
+    start(machine, SINGLE)
+    now = TOPOLOGY_SECONDS - 1
+    assert flags.topology() == UNKNOWN_TOPOLOGY
+    now = TOPOLOGY_SECONDS
+    assert flags.topology() == ("single-numa-node", "")
+    assert KubeletFlags(None, lambda: now).topology() == UNKNOWN_TOPOLOGY
+    assert read_topology(machine.proc / "gone") == UNKNOWN_TOPOLOGY

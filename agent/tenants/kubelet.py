@@ -1,11 +1,19 @@
-"""Client of the kubelet's pod-resources API (v1): the containers that hold each device.
+"""Read what the kubelet knows: holders of devices, policy of its Topology Manager, names of pods.
 
-Mount the directory of the kubelet's socket, not the socket: a restarted kubelet creates a new one.
-The API needs no process namespace, no access to the API server and no RBAC permission.
+- The pod-resources API (v1) lists the containers that hold each device. Mount the directory of the
+  kubelet's socket, not the socket: a restarted kubelet creates a new one.
+- No API returns the policy of the Topology Manager without further rights. A command line in
+  `/proc` is readable by all processes, and so is the kubelet's configuration file if it is mounted
+  under its own path.
+- The kubelet's log directory has a directory `<namespace>_<name>_<uid>` for every pod of the node.
+  Only the names of these directories are read, never a log file.
+
+Nothing here needs access to the API server or an RBAC permission.
 """
 
 import asyncio
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +27,11 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error
 from typing_extensions import override
 
+from agent.report.contract import Place
 from agent.tenants import podresources_v1_pb2 as v1
+from agent.tenants.processes import parse_cgroup
 from extender.runtime.decoding import MalformedError, decode_with
+from worker_device.process_stat import process_stat, small_file
 
 _DEFAULT_DEADLINE_SECONDS: Final = 2.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
@@ -39,6 +50,30 @@ _STATUS_REMEDIES: Final = MappingProxyType(
         Status.RESOURCE_EXHAUSTED: "the kubelet limits calls to 100 a second",
     }
 )
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+_KUBELET: Final = "kubelet"
+TOPOLOGY_SECONDS: Final = 300.0
+"""Interval of reads: the policy changes only when the kubelet restarts."""
+
+_TOPOLOGY_FLAG: Final = re.compile(
+    r"--(topology-manager-policy|topology-manager-scope|config)=?(.*)"
+)
+_TOPOLOGY_FIELD: Final = re.compile(
+    r"""^\s*["']?topologyManager(Policy|Scope)["']?:\s*["']?([a-z-]+)""", re.MULTILINE
+)
+
+Topology = tuple[str, str]
+"""Policy and scope of the Topology Manager in the kubelet's words; "" if unknown."""
+
+UNKNOWN_TOPOLOGY: Final[Topology] = ("", "")
+
+_POD_NAMES_SECONDS: Final = 1.0
+_POD_UIDS_SECONDS: Final = 5.0  # the interval of kubelet calls; reading 250 pods takes 0.4 ms
+
+_MANIFEST_HASH: Final = re.compile(r"[0-9a-f]{32}")
+"""UID of a static pod on its node; its mirror pod in the API server has another UID."""
 
 
 class PodResourcesError(Exception):
@@ -90,9 +125,6 @@ class PodResources(Protocol):
     def close(self) -> None:
         """Close the connection."""
         ...
-
-
-_Answer = TypeVar("_Answer", bound=Message)
 
 
 class PodResourcesClient:
@@ -241,3 +273,124 @@ def _claims(container: v1.ContainerResources) -> Iterable[DeviceClaim]:
                 device=resource.device_name,
                 cdi_devices=tuple(device.name for device in resource.cdi_devices),
             )
+
+
+class KubeletFlags:
+    """Reads the kubelet's policy periodically.
+
+    Args:
+        proc: mount point of the host's `/proc`, None if it is not read.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, proc: Path | None, clock: Callable[[], float]) -> None:
+        self._proc = proc
+        self._clock = clock
+        self._read_at: float | None = None
+        self._topology = UNKNOWN_TOPOLOGY
+
+    def topology(self) -> Topology:
+        """Return the policy and scope as last read."""
+        now = self._clock()
+        if self._proc is not None and (
+            self._read_at is None or now - self._read_at >= TOPOLOGY_SECONDS
+        ):
+            self._read_at, self._topology = now, read_topology(self._proc)
+        return self._topology
+
+
+def read_topology(proc: Path) -> Topology:
+    """Return the policy and scope of the host's kubelet, `UNKNOWN_TOPOLOGY` if none is named.
+
+    Args:
+        proc: mount point of the host's `/proc`.
+    """
+    arguments = next(_command_lines(proc), ("",))
+    flags: dict[str, str] = {}
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        found = _TOPOLOGY_FLAG.fullmatch(argument)
+        if found is not None:
+            flags[found[1]] = found[2] or following
+    text = small_file(flags["config"]) if "config" in flags else None
+    fields = dict(_TOPOLOGY_FIELD.findall(text or ""))
+    policy = flags.get("topology-manager-policy") or fields.get("Policy", "")
+    scope = flags.get("topology-manager-scope") or fields.get("Scope", "")
+    return (policy, scope) if policy else UNKNOWN_TOPOLOGY
+
+
+def _command_lines(proc: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the arguments of processes named kubelet that run in no pod."""
+    try:
+        pids = [int(path.name) for path in proc.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return
+    for pid in sorted(pids):
+        stat = process_stat(pid, proc)
+        if stat is None or stat.name != _KUBELET:
+            continue
+        in_pod = parse_cgroup(small_file(f"{proc}/{pid}/cgroup") or "").place is Place.POD
+        if not in_pod:
+            yield tuple((small_file(f"{proc}/{pid}/cmdline") or "").split("\0"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodName:
+    """Namespace and name of a pod."""
+
+    namespace: str
+    pod: str
+
+
+class PodNames:
+    """Names of this node's pods by UID, and UIDs by name.
+
+    An unknown UID or name triggers a new read of the directory. The name of a UID never changes.
+    But a StatefulSet recreates pods under the same name, so UIDs are read again periodically.
+
+    Args:
+        directory: the kubelet's log directory; None to look up nothing.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, directory: Path | None, *, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._names: dict[str, PodName] = {}
+        self._uids: dict[PodName, list[str]] = {}
+        self._read_at: float | None = None
+
+    def name(self, uid: str) -> PodName | None:
+        """Return the name of a pod; None if the directory is missing or does not list the UID."""
+        if uid not in self._names:
+            self._read_after(_POD_NAMES_SECONDS)
+        return self._names.get(uid)
+
+    def uid(self, name: PodName) -> str:
+        """Return the UID of a pod in the API server.
+
+        Returns "" if the UID is unknown, if several pods have had the name, or if the pod is
+        static.
+        """
+        is_known = name in self._uids
+        self._read_after(_POD_UIDS_SECONDS if is_known else _POD_NAMES_SECONDS)
+        uids = self._uids.get(name, ())
+        return uids[0] if len(uids) == 1 and not _MANIFEST_HASH.fullmatch(uids[0]) else ""
+
+    def _read_after(self, seconds: float) -> None:
+        """Read the directory if the last read is at least `seconds` ago."""
+        now = self._clock()
+        if self._directory is None or (self._read_at is not None and now - self._read_at < seconds):
+            return
+        self._read_at = now
+        try:
+            entries = [entry.name for entry in self._directory.iterdir()]
+        except OSError:
+            return
+        self._names = {
+            parts[2].lower(): PodName(namespace=parts[0], pod=parts[1])
+            for entry in entries
+            if len(parts := entry.split("_")) == 3  # noqa: PLR2004 - namespace, name and UID have no "_"
+        }
+        self._uids = {}
+        for uid, name in self._names.items():
+            self._uids.setdefault(name, []).append(uid)
