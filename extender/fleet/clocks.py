@@ -1,6 +1,7 @@
 """Correct the times of pods' bindings, starts, failures and ends if another clock is wrong."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from extender.core.nodes.inventory import PodRecord
 
@@ -74,7 +75,10 @@ class PodClocks:
         return corrected
 
     def works_since(self, pod: PodRecord) -> float | None:
-        """Return when a pod's GPU containers last started; None if they have not."""
+        """Return when a pod's GPU containers last started; None if they have not.
+
+        Infinite while one of them waits to start again.
+        """
         if pod.last_started_at is None:
             return self.started_at(pod)
         return self._works_since.get(pod.uid, pod.last_started_at)
@@ -109,7 +113,8 @@ class PodClocks:
         if last is None or (before is not None and before.last_started_at == last):
             return
         is_late = before is not None and now - last > _AGREE_SECONDS
-        self._works_since[pod.uid] = now if is_late else min(last, now)
+        at = now if is_late else min(last, now)
+        self._works_since[pod.uid] = inf if last == inf else at
 
     def shift_back(self, seconds: float) -> None:
         """Shift corrected times back after our clock was set back by this many seconds."""

@@ -182,7 +182,10 @@ class DeviceUse(NamedTuple):
 
 def has_unsettled_pods(rows: Mapping[str, PoolRow]) -> bool:
     """Return whether a node has pods that readings do not cover yet, or that are terminating."""
-    return any(row.taken or row.leaving or any(row.assumed) for row in rows.values())
+    return any(
+        row.taken or row.leaving or any((*row.assumed, *row.assumed_shares, *row.kindred))
+        for row in rows.values()
+    )
 
 
 def _is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
@@ -283,7 +286,7 @@ def device_uses(
                 is_free_for_sure=is_free,
                 declared_bytes=_declared(row, at, is_free=is_free),
                 has_undeclared=row.is_shared and (undeclared > 0 or not (used or is_free)),
-                is_filling=shares > 0 and shares == row.assumed[at],
+                is_filling=shares > 0 and shares >= row.assumed[at],
             )
             before = found.get(slot)
             found[slot] = held if before is None else _merged(before, held)

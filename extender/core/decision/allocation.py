@@ -100,7 +100,10 @@ def allocate(
                 loads[slot].used += replicas
                 continue
             is_covered = _is_covered(hold.pod, devices[slot], tenancy)
-            loads[slot].add(hold.pod, replicas, tenancy, is_covered=is_covered)
+            is_measured = _is_measured(hold.pod, devices[slot], tenancy)
+            loads[slot].used += replicas
+            loads[slot].assumed += 0 if is_covered else replicas
+            loads[slot].add_memory(hold.pod, replicas, tenancy, is_measured=is_measured)
             if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
                 loads[slot].loading += replicas
     unseen = [hold for hold in holds if hold.unseen]
@@ -293,20 +296,15 @@ class _Load:
     kindred: int = 0
     undeclared: int = 0
 
-    def add(
-        self, pod: PodRecord, replicas: int, tenancy: DeviceTenancy, *, is_covered: bool
+    def add_memory(
+        self, pod: PodRecord, replicas: int, tenancy: DeviceTenancy, *, is_measured: bool
     ) -> None:
-        """Add a pod to a shared device; its load is estimated until readings cover it.
-
-        Its declared memory counts for the pod's whole life.
-        """
-        self.used += replicas
-        self.assumed += 0 if is_covered else replicas
+        """Add the memory of a pod on a shared device: declared for life, else until measured."""
         if pod.memory_bytes is not None:
             self.declared_bytes += pod.memory_bytes * replicas
             return
         self.undeclared += replicas
-        if is_covered:
+        if is_measured:
             return
         expected = tenancy.expected(pod)
         if expected is None:
@@ -340,9 +338,10 @@ def _with_unseen(
             if any(_is_loading(pod, device, tenancy) for device in devices):
                 for load, now, before in zip(loads, after.used, row.used, strict=True):
                     load.loading += now - before
+            after = replace(after, assumed=row.assumed)
+        if row.is_shared and all(_is_measured(pod, device, tenancy) for device in devices):
             after = replace(
                 after,
-                assumed=row.assumed,
                 assumed_shares=row.assumed_shares,
                 guessed_bytes=row.guessed_bytes,
                 kindred=row.kindred,
@@ -354,6 +353,14 @@ def _with_unseen(
 def _is_covered(pod: PodRecord, device: ExpectedDevice, tenancy: DeviceTenancy) -> bool:
     """Return whether the device's newest reading is late enough to show the pod's load."""
     return _is_read_after(tenancy.started_at(pod), device, tenancy.assumed.warm_up_seconds)
+
+
+def _is_measured(pod: PodRecord, device: ExpectedDevice, tenancy: DeviceTenancy) -> bool:
+    """Return whether the device's newest reading is late enough to show the pod's memory.
+
+    A restarted container takes its memory again.
+    """
+    return _is_read_after(tenancy.works_since(pod), device, tenancy.assumed.warm_up_seconds)
 
 
 def _is_loading(pod: PodRecord, device: ExpectedDevice, tenancy: DeviceTenancy) -> bool:

@@ -137,8 +137,8 @@ class PodRecord:
         bound_at: time of binding, from the PodScheduled condition; None if not bound.
         started_at: start of its first container, None before that. Init containers count only as
             sidecars with GPUs.
-        last_started_at: latest start of any of its containers with GPUs; None if equal to
-            `started_at`.
+        last_started_at: latest start of any of its containers with GPUs, infinite while one of them
+            waits to start again; None if equal to `started_at`.
         ended_at: end of its last container, in terminal phases; None if unknown.
         is_failed_early: the pod failed, or one of its containers restarts repeatedly, soon after
             its start.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from math import inf
 from sys import intern
 from types import MappingProxyType
 from typing import Final
@@ -416,7 +417,10 @@ def _last_started_at(
     sidecars: Sequence[Mapping[str, object]],
     first: float | None,
 ) -> float | None:
-    """Return the latest start of a container with GPUs, None if it equals `first`."""
+    """Return the latest start of a container with GPUs, None if it equals `first`.
+
+    Infinite while one of them waits to start again.
+    """
     statuses = [one for one in objects_of(status.get("containerStatuses")) if any(_starts(one))]
     if not (statuses or sidecars):
         return None
@@ -426,6 +430,8 @@ def _last_started_at(
         if holds_devices(container, names)
     }
     holders = (*(one for one in statuses if text_of(one.get("name")) in holding), *sidecars)
+    if any("waiting" in mapping_of(one.get("state")) and any(_starts(one)) for one in holders):
+        return inf
     last = max(chain.from_iterable(map(_starts, holders)), default=first)
     return None if last == first else last
 

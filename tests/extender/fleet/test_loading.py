@@ -107,7 +107,7 @@ def test_a_restarted_container_is_assumed_to_load_again(clock: float) -> None:
     world.fleet.apply_pod(replace(loads, last_started_at=world.clock.now + clock))
     world.read_after(30, 4)
     assert ranking(world.rank()) == ["node-1", "node-0"]
-    assert world.row("node-0").assumed == (0,), "its memory is measured as before"
+    assert world.row("node-0").assumed == (0,), "its activity is measured as before"
     world.read_after(30, 27)
 
     assert ranking(world.rank()) == ["node-0", "node-1"]

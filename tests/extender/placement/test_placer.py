@@ -275,7 +275,7 @@ def test_more_kinds_of_requests_than_are_cached_are_answered() -> None:
 def test_node_with_early_failures_ranks_lower_until_it_recovers() -> None:
     world = time_sliced(2)
     for number in range(5):
-        world.bind(f"dead-{number}", "node-0", is_failed_early=True)
+        world.bind(f"dead-{number}", "node-0", owner=f"Job {number}", is_failed_early=True)
     for number in range(5):
         world.fleet.remove_pod(f"uid-dead-{number}", world.clock.now)
     world.read_after(30, times=2)

@@ -1,6 +1,7 @@
 """Room of a shared GPU: tenants keep their declared memory, used or not."""
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -92,6 +93,51 @@ def test_undeclared_pod_counts_with_an_even_share_until_measured() -> None:
     use(world, 0, LATER)
 
     assert room(world) == pytest.approx(50)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_restarted_pod_counts_with_its_former_use_until_measured_again(
+    is_mapped: bool, is_waiting: bool
+) -> None:
+    world = sliced()
+    pod = tenant(world, "other")
+    use(world, 48, LATER)
+    use(world, 48, LATER)
+    world.is_mapped = is_mapped
+
+    at = inf if is_waiting else world.clock.now
+    world.fleet.apply_pod(replace(pod, last_started_at=at))
+    use(world, 0)
+    assert room(world) == pytest.approx(80 - 48)
+
+    world.fleet.apply_pod(replace(pod, last_started_at=world.clock.now))
+    use(world, 8, LATER)
+    assert room(world) == pytest.approx(72)
+
+
+def test_restarted_pod_without_known_use_counts_with_an_even_share_until_measured() -> None:
+    world = sliced()
+    pods = [tenant(world, name) for name in "ab"]
+    use(world, 40, LATER)
+
+    world.fleet.apply_pod(replace(pods[0], last_started_at=world.clock.now))
+    use(world, 5)
+
+    assert room(world) == pytest.approx(80 - 5 - 10)
+
+
+def test_growth_after_a_restart_belongs_to_the_restarted_pod_without_a_declaration() -> None:
+    world = sliced()
+    tenant(world, "late", 40)
+    other = tenant(world, "other")
+    use(world, 0, LATER)
+
+    world.fleet.apply_pod(replace(other, last_started_at=world.clock.now))
+    use(world, 30, 60)
+    use(world, 30, LATER)
+
+    assert room(world) == pytest.approx(10)
 
 
 def test_earlier_use_of_a_pod_without_a_declaration_belongs_to_that_pod() -> None:

@@ -1,3 +1,4 @@
+from math import inf
 from typing import Any
 
 import pytest
@@ -201,6 +202,11 @@ PROXY = {**container(running={"startedAt": T0}), "name": "proxy"}
             id="before-its-proxy",
         ),
         pytest.param([PROXY], (0, None), id="not-yet"),
+        pytest.param(
+            [container(waiting={}) | container("lastState", terminated=ended())],
+            (0, inf),
+            id="waits-to-start-again",
+        ),
     ],
 )
 def test_the_last_start_of_containers_with_gpus_is_stored(
