@@ -25,7 +25,7 @@ from agent.tenants.device_holders import DeviceIds
 from agent.tenants.kubelet import UNKNOWN_TOPOLOGY, KubeletFlags, Topology
 from extender.core.decision.signals import agreed_activity
 from extender.core.devices.readings import Signal
-from extender.core.xids import RECOVERY_CHANGED
+from extender.core.policy import RECOVERY_CHANGED
 from extender.runtime.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)

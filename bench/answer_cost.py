@@ -28,8 +28,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Tenant
 from extender.core.policy import Policy, Strategy
 from extender.core.request.gpu_resources import ResourceNames
-from extender.core.request.request import GpuRequest, PodRef, parse_request
-from extender.core.request.waiting_pods import WaitingRequests
+from extender.core.request.request import GpuRequest, PodRef, WaitingRequests, parse_request
 from extender.core.steps import finish
 from extender.webhook import wire
 

@@ -35,7 +35,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Strategy
-from extender.core.request.waiting_pods import WaitingRequests, required_models
+from extender.core.request.request import WaitingRequests, required_models
 
 WORKLOAD: Final = "default"
 SEEDS: Final = (42, 43, 44)

@@ -38,7 +38,7 @@ from bench.sharing_pods import (
 from bench.virtual_cluster import NAMESPACE, START, VirtualCluster
 from extender.core.decision.decision import Evaluate
 from extender.core.devices.readings import Signal
-from extender.core.nodes.pod_owners import Kin, owner_key
+from extender.core.nodes.pod_groups import Kin, owner_key
 from extender.core.policy import Policy, Strategy
 
 LEAST: Final = "LeastAllocated"

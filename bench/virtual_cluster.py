@@ -15,7 +15,7 @@ from extender.core.decision.decision import Evaluate, decide
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
-from extender.core.nodes.pod_owners import Kin
+from extender.core.nodes.pod_groups import Kin
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.fleet.fleet import Fleet

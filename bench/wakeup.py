@@ -42,7 +42,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.machine import RESULTS, Bound, report
 from bench.placing import percentile
-from extender.core.request.scheduled_condition import GATE
+from extender.core.request.request import GATE
 from simulation.devices import Load
 from simulation.exporter import run_exporter
 from simulation.fleet import SimulatedFleet

@@ -15,9 +15,9 @@ from typing import Final
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from extender.runtime import logs
-from extender.settings.changes import show_value
 from extender.settings.config import Settings, all_settings, load
 from extender.settings.loading import ConfigError, Loaded
+from extender.settings.problems import show_value
 from extender.settings.spec import render_table
 
 logger = logging.getLogger("extender")
@@ -100,8 +100,7 @@ def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
     from extender.kube.kubeconfig import KubeConfigError
     from extender.server.listener import raise_descriptor_limit
     from extender.server.tls import TlsError
-    from extender.settings.reload import log_warnings
-    from extender.settings.settings_file import SettingsFile
+    from extender.settings.reload import SettingsFile, log_warnings
 
     gc.enable()
     settings = loaded.settings

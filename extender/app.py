@@ -46,8 +46,7 @@ from extender.server.readiness import Readiness
 from extender.server.request_tracker import RequestTracker
 from extender.server.tls import only_known, only_secret
 from extender.settings.config import Settings
-from extender.settings.reload import Reloader
-from extender.settings.settings_file import SettingsFile
+from extender.settings.reload import Reloader, SettingsFile
 from extender.sources.prometheus.plots import PrometheusPlots
 from extender.sources.source_manager import SourceManager
 from extender.webhook.abandoned import noting_wrong_paths

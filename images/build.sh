@@ -47,7 +47,7 @@ rm -rf "$folder/extender/cli"
 # These modules read the extender's own settings and watch their file.
 if [ "$program" = agent ]; then
     rm "$folder/extender/runtime/metrics.py" "$folder/extender/settings/config.py" \
-        "$folder/extender/settings/reload.py" "$folder/extender/settings/settings_file.py"
+        "$folder/extender/settings/reload.py"
 fi
 find "$folder" -name __pycache__ -prune -exec rm -rf {} +
 # Needed by `--version`.

@@ -7,7 +7,7 @@ from pathlib import Path
 from extender.server.certificates.__main__ import changed
 from extender.server.certificates.issuing import Files, Wanted
 from extender.server.certificates.storing import write_folder
-from extender.settings.tls import Tls
+from extender.settings.api import Tls
 
 WANTED = Wanted(names=("localhost", "idlegpu-extender.idlegpu.svc"), addresses=("127.0.0.1",))
 

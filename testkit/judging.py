@@ -8,7 +8,7 @@ from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
 from extender.placement.bypassed_pods import GRACE_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredRequest
-from extender.settings.peers import BypassSettings
+from extender.settings.service import BypassSettings
 from testkit.builders import GPU
 from testkit.world import World
 

@@ -15,7 +15,7 @@ from extender.app import Extender, start
 from extender.effects import peers
 from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
-from extender.settings.peers import PeersSettings
+from extender.settings.service import PeersSettings
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.fleet import SimulatedFleet
 from simulation.models import A10

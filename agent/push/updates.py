@@ -36,9 +36,9 @@ from agent.report.contract import (
     Update,
 )
 from agent.tenants.foreign import Threshold, exceeds
+from extender.core.decision.health import HARD_SLOWDOWN
 from extender.core.decision.signals import activity, memory
 from extender.core.devices.readings import Column, Signal
-from extender.core.devices.thermal_stress import HARD_SLOWDOWN
 from extender.core.policy import Thresholds
 from extender.runtime.terminal_escapes import plain_text
 

@@ -8,12 +8,25 @@ from typing import Final
 import numpy as np
 
 from agent.report.contract import Verdict
-from extender.core.decision.health import HealthColumns, Sign, decode, judge, words
+from extender.core.decision.health import (
+    HealthColumns,
+    Sign,
+    decode,
+    judge,
+    stress,
+    stress_in_words,
+    words,
+)
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
 from extender.core.devices.readings import Column, Signal
-from extender.core.devices.thermal_stress import stress, stress_in_words
-from extender.core.policy import Health, HealthAction, Thresholds
-from extender.core.xids import SEVERITY, is_of_recovery, xid_action
+from extender.core.policy import (
+    SEVERITY,
+    Health,
+    HealthAction,
+    Thresholds,
+    is_of_recovery,
+    xid_action,
+)
 
 _EXCLUDED: Final = "excluded"
 """Action of a device that works, but another device excludes its node."""

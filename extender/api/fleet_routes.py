@@ -20,7 +20,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import GpuRequest, parse_request
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.fleet.source_state import SourceState
+from extender.fleet.intake import SourceState
 from extender.insight.decisions import DecisionRoutes
 from extender.insight.defrag import find_plans
 from extender.insight.stranded import HostPods, TypicalNeeds, count_stranded, find_needs

@@ -31,7 +31,7 @@ from extender.placement.request_log import AnsweredRequest, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.settings.config import Settings
-from extender.settings.peers import PeersSettings, split_address
+from extender.settings.service import PeersSettings, split_address
 
 # Estimate the delay of messages from a replica whose clock differs.
 

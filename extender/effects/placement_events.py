@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, explain, only
-from extender.core.request.targets import Target
+from extender.core.request.annotations import Target
 from extender.effects.events import EventType, EventWriter
 from extender.placement.history import DecisionRecord
 

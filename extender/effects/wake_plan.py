@@ -11,8 +11,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.node_affinity import may_go
+from extender.core.nodes.inventory import NodeRecord, may_go
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.request import GpuRequest, PodRef

@@ -21,9 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.node_selection import ANYWHERE
-from extender.core.request.request import GpuRequest, PodRef
-from extender.core.request.scheduled_condition import GATE
-from extender.core.request.waiting_pods import WaitingRequests
+from extender.core.request.request import GATE, GpuRequest, PodRef, WaitingRequests
 from extender.effects.wake_plan import (
     MAX_NEEDS,
     PACE,

@@ -20,8 +20,7 @@ from extender.core.devices.expected_devices import (
 )
 from extender.core.devices.readings import DeviceKey, Holders, Readings
 from extender.core.nodes.host_resources import NONE, HostResources
-from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.labels import ZONE
+from extender.core.nodes.inventory import ZONE, NodeRecord, PodRecord
 from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
 from extender.core.prices import price_milli
@@ -39,7 +38,7 @@ from extender.fleet.device_holders import (
     may_hold,
 )
 from extender.fleet.models import ModelNumbers
-from extender.fleet.pod_memory import PodMemory, Share, SimilarPods
+from extender.fleet.pods import PodMemory, Share, SimilarPods
 from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
 

@@ -1,20 +1,20 @@
 """Store the readings of all devices as columns, one row per device."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.signals import SignalEvidence, activity, memory, shows_use
-from extender.core.devices.foreign_memory import MemoryTenancy, Occupancy, account
+from extender.core.decision.signals import MEASURED, SignalEvidence, activity, memory, shows_use
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.window import Windows
 from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Foreign, Policy
 from extender.core.steps import Steps
-from extender.fleet.latest_values import ALL, MEMORY_SIGNALS, LatestValues
+from extender.fleet.device_holders import MemoryTenancy, Occupancy, account
+from extender.fleet.latest_values import ALL, MEMORY_SIGNALS, LatestValues, ReportedSignals
 
 _AnyArray = TypeVar("_AnyArray", Column, npt.NDArray[np.bool_], Rows)
 
@@ -50,7 +50,7 @@ measurements. `held_at` the time from which pods have held the device without a 
 window ignores older readings. `freed_at` when the last tenant ended; older measurements are not
 attributed to any pod. `was_used_at` when use without a tenant was first measured.
 
-Memory: as in `core.devices.foreign_memory`. `released_bytes` is the part of the declared memory
+Memory: as in `device_holders.MemoryTenancy`. `released_bytes` is the part of the declared memory
 that ended pods used."""
 
 _TIMES = (
@@ -287,3 +287,77 @@ def _padded(column: _AnyArray, capacity: int, value: float = 0.0) -> _AnyArray:
     """Return a column extended to `capacity` rows with the initial value."""
     more = np.full(capacity - len(column), value, dtype=column.dtype)
     return np.concatenate([column, more])
+
+
+_KEPT: Final = (
+    *MEASURED,
+    Signal.TEMPERATURE,
+    Signal.MEMORY_TEMPERATURE,
+    Signal.CLOCK_EVENT_REASONS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedValues:
+    """Last reported values of some devices.
+
+    Attributes:
+        signals: signals of the rows of `values`.
+        values: one row per signal, one column per device, seven digits; NaN if missing.
+        limit_watts: power limit of each device, NaN if unknown.
+        rest_watts: power draw of each device at rest, NaN if unknown.
+        memory: source and time of the memory signals.
+        heat: source and time of the temperature.
+        clocks: source and time of the clock event reasons.
+    """
+
+    signals: tuple[Signal, ...]
+    values: npt.NDArray[np.float32]
+    limit_watts: npt.NDArray[np.float32]
+    rest_watts: npt.NDArray[np.float32]
+    memory: ReportedSignals
+    heat: ReportedSignals
+    clocks: ReportedSignals
+
+    def reading(self, at: int) -> dict[Signal, float]:
+        """Return the values of the device at a position; missing ones are left out."""
+        values = zip(self.signals, self.values[:, at].tolist(), strict=True)
+        limit = float(self.limit_watts[at])
+        known = {signal: value for signal, value in values if not np.isnan(value)}
+        return known if np.isnan(limit) else {**known, Signal.POWER_LIMIT: limit}
+
+    def sources(self, at: int) -> Mapping[str, tuple[str, float] | None]:
+        """Return source and time of a device's memory, temperature and throttling."""
+        signals = {"memory": self.memory, "temperature": self.heat, "throttling": self.clocks}
+        return {name: part.of(at) for name, part in signals.items()}
+
+
+def reported_values_of(
+    columns: DeviceColumns, rows: Rows, sources: Sequence[str]
+) -> ReportedValues:
+    """Copy the reported values of the given devices.
+
+    Args:
+        columns: the device columns.
+        rows: rows of the devices.
+        sources: names of the sources, by number.
+    """
+    latest = columns.latest
+    known = latest.columns
+    signals = tuple(signal for signal in _KEPT if signal in known)
+    values = np.empty((len(signals), len(rows)), dtype=np.float32)
+    for place, signal in enumerate(signals):
+        values[place] = known[signal].take(rows)
+    limit = columns.numbers["board_watts"].take(rows)
+    if Signal.POWER_LIMIT in known:
+        reported = known[Signal.POWER_LIMIT].take(rows)
+        limit = np.where(reported > 0, reported, limit)
+    return ReportedValues(
+        signals=signals,
+        values=values,
+        limit_watts=limit.astype(np.float32),
+        rest_watts=columns.numbers["rest_watts"].take(rows).astype(np.float32),
+        memory=latest.reported_signals(MEMORY_SIGNALS, rows, sources),
+        heat=latest.reported_signals((Signal.TEMPERATURE,), rows, sources),
+        clocks=latest.reported_signals((Signal.CLOCK_EVENT_REASONS,), rows, sources),
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.pod_owners import owner_key
+from extender.core.nodes.pod_groups import owner_key
 from extender.core.policy import EarlyFailures
 
 _FORGOTTEN_WEIGHT = 0.01
@@ -118,7 +118,7 @@ class FailureLog:
         """Return the nodes where an owner's pods failed; the latest ones if there are many.
 
         Args:
-            owner: key of the owner, as in `core.nodes.pod_owners`.
+            owner: key of the owner, as in `core.nodes.pod_groups`.
             now: seconds since the epoch.
 
         Returns:

@@ -19,23 +19,21 @@ from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
-from extender.core.nodes.pod_owners import Kin
+from extender.core.nodes.pod_groups import Kin
 from extender.core.nodes.seen_requests import RequestTable
 from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
-from extender.core.request.request import GpuRequest
-from extender.core.request.waiting_pods import required_models
+from extender.core.request.request import GpuRequest, required_models
 from extender.core.steps import Steps, finish
 from extender.fleet.allocation import AllocationChange, NodeAllocations
 from extender.fleet.clocks import PodClocks
 from extender.fleet.failures import FailureLog
 from extender.fleet.groups import PodGroups
-from extender.fleet.known_targets import aim, rows_by_index
-from extender.fleet.pod_memory import Share
-from extender.fleet.pods import KnownPods
+from extender.fleet.impossible_requests import aim, rows_by_index
+from extender.fleet.intake import SourceState
+from extender.fleet.pods import KnownPods, Share
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
-from extender.fleet.source_state import SourceState
 from extender.fleet.staged_policy import StagedPolicy, is_allocated_by
 from extender.fleet.store import DeviceStore
 from extender.runtime.topic import Topic

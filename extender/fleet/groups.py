@@ -8,8 +8,7 @@ import numpy as np
 
 from extender.core.decision.group_fit import GroupNeed, Topology
 from extender.core.nodes.assumed_pods import Ledger
-from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.node_affinity import selects, tolerates
+from extender.core.nodes.inventory import NodeRecord, PodRecord, selects, tolerates
 from extender.core.nodes.node_selection import ANYWHERE, Selection
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.snapshot import Flags, Pool, Snapshot

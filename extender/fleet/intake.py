@@ -1,7 +1,7 @@
 """Apply a source's answer to the device columns, in cooperative steps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,26 @@ from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest_values import MEMORY_SIGNALS, plausible_answer
 from extender.fleet.registry import PlacedDevices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceState:
+    """Summary of a source's last answer, for operators.
+
+    Attributes:
+        at: time of the answer, seconds since the epoch.
+        devices: number of devices in it.
+        unmatched_series: number of series whose labels name no node.
+        unmatched_example: labels of one such series, "" without one.
+        disagreements: number of devices whose signals contradict each other.
+    """
+
+    at: float
+    devices: int
+    unmatched_series: int
+    unmatched_example: str
+    disagreements: int
+
 
 _PIECE_VALUES = 8192
 """Values applied per cooperative step: less than a millisecond."""

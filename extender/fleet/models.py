@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from extender.core.devices.expected_devices import ExpectedDevice
 from extender.core.devices.gpu_models import join_models, normalize_model
-from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.labels import MODEL_LABELS
+from extender.core.nodes.inventory import MODEL_LABELS, NodeRecord
 from extender.core.nodes.snapshot import PoolRow
 
 

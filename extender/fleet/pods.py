@@ -1,10 +1,241 @@
-"""Store the GPU pods, with the indexes that many queries need."""
+"""Store the GPU pods, and the memory that they use on the devices that they share.
 
+Agents report the memory periodically, for advice. Exporters that report memory per pod give its
+current value.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from extender.core.name_counts import NameCounts
+from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.inventory import PodRecord
-from extender.fleet.pod_memory import PodMemory
+from extender.core.nodes.pod_groups import Kin
+
+
+class NameCounts:
+    """Reference counts of names; a name without references is removed.
+
+    Example:
+        >>> tally = NameCounts()
+        >>> tally.add("a"), tally.add("a"), tally.remove("a")
+        (None, None, None)
+        >>> sorted(tally.names)
+        ['a']
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._names: frozenset[str] | None = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names in use; the identical object until they change."""
+        if self._names is None:
+            self._names = frozenset(self._counts)
+        return self._names
+
+    def add(self, name: str) -> None:
+        """Add one reference to a name."""
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
+        if not count:
+            self._names = None
+
+    def remove(self, name: str) -> None:
+        """Remove one reference that was added before."""
+        count = self._counts[name] - 1
+        if count:
+            self._counts[name] = count
+        else:
+            del self._counts[name]
+            self._names = None
+
+
+LEAST_SAMPLES: Final = 15
+"""Minimum number of samples: a quarter of an hour at one per minute."""
+
+_SAMPLE_SECONDS: Final = 50.0
+"""Minimum time between two samples. Agents report once a minute."""
+
+_MOST_ALIKE: Final = 8
+"""Maximum number of similar pods whose memory is stored."""
+
+_MOST_KEYS: Final = 4096
+"""Maximum number of keys of similar pods."""
+
+_MOST_DEVICES: Final = 128
+"""Maximum number of devices stored for a pod: 16 cards of 7 instances each, and a reserve."""
+
+_Value = TypeVar("_Value")
+
+Share = tuple[DeviceKey, str, int]
+"""Device, pod UID, and the bytes of the device's memory that the pod's processes use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Measured use of a device.
+
+    Attributes:
+        activity_ratio: the `QUANTILE` of its activity, 0 to 1; None if unknown.
+        memory_bytes: the `QUANTILE` of its memory in use; None if unknown.
+        memory_most_bytes: the maximum of its memory in use; None if unknown.
+        samples: number of activity samples.
+        seconds: time from the first to the last sample.
+    """
+
+    activity_ratio: float | None = None
+    memory_bytes: float | None = None
+    memory_most_bytes: float | None = None
+    samples: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the samples suffice for advice."""
+        is_known = self.activity_ratio is not None and self.memory_bytes is not None
+        return is_known and self.samples >= LEAST_SAMPLES
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Memory of a pod on a device; times in seconds since the epoch."""
+
+    most_bytes: int
+    samples: int
+    first_at: float
+    last_at: float
+
+
+class SimilarPods:
+    """Memory that pods were measured to use on a device, for similar pods.
+
+    Only the few pods that started last count, including ended ones. The order of the records does
+    not matter: replicas that see the same pods must expect the same memory.
+    """
+
+    def __init__(self) -> None:
+        # By key and UID: start of the pod, seconds since the epoch, and its maximum in bytes.
+        self._used: OrderedDict[str, dict[str, tuple[float, int]]] = OrderedDict()
+
+    def note(self, pod: PodRecord, used_bytes: int) -> None:
+        """Record the current memory of a pod; its maximum counts."""
+        if used_bytes <= 0:
+            return
+        for key in pod.kin:
+            used = self._used.setdefault(key, {})
+            self._used.move_to_end(key)
+            _, before = used.get(pod.uid, (0.0, 0))
+            used[pod.uid] = (pod.started_at or 0.0, max(used_bytes, before))
+            if len(used) > _MOST_ALIKE:
+                del used[min(used, key=lambda uid: (used[uid][0], uid))]
+        while len(self._used) > _MOST_KEYS:
+            self._used.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget the memory of all pods."""
+        self._used.clear()
+
+    def of(self, pod: PodRecord) -> int | None:
+        """Return the memory that a pod will likely use; None if unknown or declared."""
+        return self.expected(pod.kin) if pod.memory_bytes is None else None
+
+    def expected(self, kin: Kin) -> int | None:
+        """Return the memory that a pod with these keys will likely use, in bytes; None if unknown.
+
+        This is the maximum of the most similar pods, rounded up by a quarter at most. A value that
+        changed with every reading would invalidate cached evaluations.
+
+        Args:
+            kin: keys of the pod, most specific first.
+        """
+        found = self.measured(kin)
+        if found is None:
+            return None
+        most = max(found[1])
+        step = 1 << max(most.bit_length() - 3, 0)
+        return -(-most // step) * step
+
+    def measured(self, kin: Kin) -> tuple[str, list[int]] | None:
+        """Return the memory of each of the most similar pods in bytes, and the key they share."""
+        for key in kin:
+            if used := self._used.get(key):
+                return key, [count for _, count in used.values()]
+        return None
+
+
+class PodMemory:
+    """Maximum memory of each pod on each device that it shares.
+
+    Args:
+        pods: all pods by UID.
+    """
+
+    def __init__(self, pods: Mapping[str, PodRecord]) -> None:
+        self._pods = pods
+        self._seen: dict[str, dict[DeviceKey, _Seen]] = {}
+        self._last: dict[str, dict[DeviceKey, int]] = {}
+
+    def note(self, node: str, shares: Iterable[Share], at: float) -> None:
+        """Record the memory that a node's agent reports for the pods of this node.
+
+        Args:
+            node: name of the node.
+            shares: memory by device and pod, without duplicates.
+            at: time of the measurement, seconds since the epoch.
+        """
+        for device, uid, count in shares:
+            pod = self._pods.get(uid)
+            if pod is None or pod.node != node:
+                continue
+            self.note_last([(device, uid, count)])
+            of_pod = self._seen.setdefault(uid, {})
+            one = of_pod.get(device)
+            if one is None:
+                _put(of_pod, device, _Seen(count, 1, at, at))
+                continue
+            one.most_bytes = max(one.most_bytes, count)
+            if at - one.last_at >= _SAMPLE_SECONDS:
+                one.samples, one.last_at = one.samples + 1, at
+
+    def use(self, uid: str, devices: Sequence[DeviceKey]) -> Use:
+        """Return a pod's maximum memory on any of its devices, and the smallest number of samples.
+
+        The activity is unknown. The memory is unknown, too, if a device was not reported.
+        """
+        of_pod = self._seen.get(uid, {})
+        known = [one for one in map(of_pod.get, devices) if one is not None]
+        if not known or len(known) < len(devices):
+            return Use()
+        fewest = min(known, key=lambda one: one.samples)
+        return Use(
+            memory_most_bytes=float(max(one.most_bytes for one in known)),
+            samples=fewest.samples,
+            seconds=fewest.last_at - fewest.first_at,
+        )
+
+    def note_last(self, shares: Iterable[Share]) -> None:
+        """Record the current memory of pods, from any source."""
+        for device, uid, count in shares:
+            _put(self._last.setdefault(uid, {}), device, count)
+
+    def last(self, uid: str, device: DeviceKey) -> int | None:
+        """Return the memory that a pod was last seen to use on a device, None if unknown."""
+        return self._last.get(uid, {}).get(device)
+
+    def forget(self, uid: str) -> None:
+        """Forget a removed pod."""
+        self._seen.pop(uid, None)
+        self._last.pop(uid, None)
+
+
+def _put(of_pod: dict[DeviceKey, _Value], device: DeviceKey, value: _Value) -> None:
+    """Store a value for a pod's device; drop the oldest if there are too many."""
+    of_pod[device] = value
+    if len(of_pod) > _MOST_DEVICES:
+        del of_pod[next(iter(of_pod))]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from extender.core.decision.signals import SignalEvidence, board_power, plausible
-from extender.core.devices.foreign_memory import WHOLE_DEVICE
 from extender.core.devices.gpu_models import normalize_model
 from extender.core.devices.readings import (
     Column,
@@ -17,17 +16,14 @@ from extender.core.devices.readings import (
     Readings,
     Signal,
 )
-from extender.core.fast_numpy import known
-from extender.core.nodes.snapshot import Flags, Rows
-from extender.core.policy import HealthAction, Policy
+from extender.core.nodes.snapshot import Flags, Rows, nan_to_zero
+from extender.core.policy import HealthAction, Policy, xid_action
 from extender.core.steps import Steps, finish
-from extender.core.xids import xid_action
-from extender.fleet.columns import DeviceColumns
-from extender.fleet.device_holders import DeviceUse
+from extender.fleet.columns import DeviceColumns, ReportedValues, reported_values_of
+from extender.fleet.device_holders import WHOLE_DEVICE, DeviceUse
 from extender.fleet.intake import Intake, without
 from extender.fleet.latest_values import ALL
 from extender.fleet.registry import Applied, DeviceRegistry, PlacedDevices
-from extender.fleet.reported_values import ReportedValues, reported_values_of
 
 _PIECE = 1024
 """Devices whose history is applied per cooperative step."""
@@ -450,7 +446,7 @@ class DeviceStore:
         """
         found = self._columns.occupancy(np.array([row], dtype=np.intp))
         parts = np.concatenate([found.used, found.others, found.foreign])
-        used, others, foreign = known(parts).tolist()
+        used, others, foreign = nan_to_zero(parts).tolist()
         return used, others, foreign
 
     def note_shares(self, row: int, held: Sequence[tuple[int, int]]) -> None:

@@ -11,7 +11,7 @@ from extender.answers import routes
 from extender.answers.advice import Advice, CardAdvice, PodAdvice, Rules
 from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu, model_name
 from extender.fleet.fleet import Fleet
-from extender.fleet.pod_memory import LEAST_SAMPLES, Use
+from extender.fleet.pods import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules
 from extender.insight.advice_findings import KINDS, CardFinding, PodFinding, find
 from extender.insight.advice_rules import (

@@ -13,7 +13,7 @@ from extender.core.devices.readings import DeviceInfo
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import PoolRow, Snapshot
 from extender.fleet.fleet import Fleet
-from extender.fleet.pod_memory import LEAST_SAMPLES, PodMemory, Use
+from extender.fleet.pods import LEAST_SAMPLES, PodMemory, Use
 from extender.insight.advice_rules import (
     Card,
     CardRecommendation,

@@ -19,7 +19,7 @@ from extender.core.devices.gpu_models import (
     mig_layout,
     way_without_mig,
 )
-from extender.fleet.pod_memory import Use
+from extender.fleet.pods import Use
 
 Matrix = npt.NDArray[np.float64]
 """One row per sample, one column per device; NaN for a missing value."""

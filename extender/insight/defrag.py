@@ -13,7 +13,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, PoolRow, Rows, Telemetry
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.fleet.known_targets import is_bad
+from extender.fleet.impossible_requests import is_bad
 from extender.insight.stranded import HostPods, count_usable, find_needs
 from extender.server.redaction import of_pod, pod_key
 from extender.sources.kubernetes.host_use import PlacedPod

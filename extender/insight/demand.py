@@ -14,8 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from extender.core.decision.assessment import Assessment
 from extender.core.devices.gpu_models import ANY, OTHER, models_in, short_model
-from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.labels import POOL_LABELS
+from extender.core.nodes.inventory import POOL_LABELS, NodeRecord, PodRecord
 from extender.core.nodes.snapshot import Batch, Pool, Snapshot
 from extender.core.steps import Steps
 from extender.insight.stranded import TypicalNeeds, count_usable

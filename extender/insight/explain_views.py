@@ -12,16 +12,17 @@ from extender.answers.explanation import Other, ReasonNodes, StoredAnswer
 from extender.answers.verdicts import RankedVerdict
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import RELATIVE_CODES, Code
-from extender.core.decision.ranking_reasons import BETWEEN, PREFERRED
-from extender.core.decision.ranking_reasons import EARLY_FAILURES as COSTS_FAILURES
-from extender.core.decision.ranking_reasons import ILL_HEALTH as COSTS_HEALTH
 from extender.core.decision.score_parts import (
     BAND,
+    BETWEEN,
     CERTAINTY,
+    COSTS_FAILURES,
+    COSTS_HEALTH,
     EARLY_FAILURES,
     ILL_HEALTH,
     MODEL,
-    NEAR,
+    NEAR_GROUP,
+    PREFERRED,
     ScorePart,
 )
 from extender.core.decision.verdicts import NodeScore, NodeVerdict
@@ -167,7 +168,7 @@ def _behind(first: NodeScore, other: NodeScore, mine: ScorePart) -> str:
         return next((one for one in clauses if PREFERRED in one), clauses[0])
     if mine.name == BAND:
         return clauses[0]
-    if mine.name == NEAR:
+    if mine.name == NEAR_GROUP:
         near = next((one for one in clauses if "group" in one), clauses[0])
         return _LESS_ROOM if near in first.reason.split(BETWEEN) else near
     if mine.name == CERTAINTY:

@@ -11,7 +11,6 @@ from functools import reduce
 from types import MappingProxyType
 from typing import Any, Final
 
-from extender.core.decision.certainty import Band
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.dirty_rows import CacheEntry, evaluate_cached
 from extender.core.decision.evaluation import (
@@ -21,6 +20,7 @@ from extender.core.decision.evaluation import (
     device_requests,
     evaluate_for,
 )
+from extender.core.decision.landing import Band
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest

@@ -17,9 +17,7 @@ from extender.answers.explanation import ProblemAnswer
 from extender.answers.holding import MeasuredUse, Size
 from extender.core.decision.evaluation import serves_host
 from extender.core.decision.verdicts import NodeVerdict
-from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.labels import is_kept
-from extender.core.nodes.node_affinity import CORDON, selects, tolerates
+from extender.core.nodes.inventory import CORDON, NodeRecord, is_kept, selects, tolerates
 from extender.core.nodes.node_selection import (
     ANYWHERE,
     REQUIRED,
@@ -27,7 +25,7 @@ from extender.core.nodes.node_selection import (
     is_excessive,
     read_selection,
 )
-from extender.core.nodes.pod_owners import kin_of, owner_key, similarity_of
+from extender.core.nodes.pod_groups import kin_of, owner_key, similarity_of
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.gpu_resources import ResourceNames, excess_of
 from extender.core.request.request import GpuRequest, parse_pod_ref, parse_request

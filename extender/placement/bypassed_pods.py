@@ -13,7 +13,7 @@ from extender.placement.bypass_causes import BoundPods, BypassEvidence, likely_c
 from extender.placement.request_log import SILENCE_SECONDS, BypassVerdict, PeerReports, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings
-from extender.settings.peers import BypassSettings
+from extender.settings.service import BypassSettings
 
 logger = logging.getLogger(__name__)
 

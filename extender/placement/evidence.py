@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.decision.health import shown_by
+from extender.core.decision.health import shown_by, throttling_in_words
 from extender.core.decision.signals import busiest_signal
 from extender.core.decision.verdicts import (
     DeviceVerdict,
@@ -17,10 +17,9 @@ from extender.core.decision.verdicts import (
     part_of,
 )
 from extender.core.devices.readings import Column, DeviceInfo, Signal
-from extender.core.devices.thermal_stress import throttling_in_words
 from extender.core.nodes.snapshot import Rows
 from extender.core.steps import Steps, finish
-from extender.fleet.reported_values import ReportedValues
+from extender.fleet.columns import ReportedValues
 from extender.fleet.store import DeviceStore
 
 _PIECE_NODES: Final = 16

@@ -8,9 +8,9 @@ from typing import Final
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.verdicts import NodeVerdict
-from extender.core.name_counts import NameCounts
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
+from extender.fleet.pods import NameCounts
 from extender.placement.evidence import PlacedEvidence
 
 _Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]

@@ -19,8 +19,8 @@ from extender.core.decision.evaluation import (
 )
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import Nearness, too_few
+from extender.core.decision.landing import batch_after
 from extender.core.decision.verdicts import NodeVerdict, gather
-from extender.core.decision.victims import batch_after
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.snapshot import NO_PRICE, Snapshot
 from extender.core.policy import Policy, PriceMode

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Snapshot
-from extender.core.request.waiting_pods import WaitingRequests
+from extender.core.request.request import WaitingRequests
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evaluation_cache import MAX_EXPECTED, EvaluationCache

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from extender.settings.tls import Tls
+from extender.settings.api import Tls
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
-from extender.settings.admission import Admission
-from extender.settings.api import ApiSettings
+from extender.settings.api import Admission, ApiSettings, Tls, is_loopback
 from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
 from extender.settings.loading import Loaded, load_model
-from extender.settings.peers import MAX_PORT, BypassSettings, PeersSettings
 from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, Unit, ValueForm
+from extender.settings.service import MAX_PORT, BypassSettings, PeersSettings
 from extender.settings.sources import Agents, Prometheus
 from extender.settings.spec import Setting, list_settings
-from extender.settings.tls import Tls, is_loopback
 
 MAX_CONNECTIONS: Final = 500
 """Maximum number of connections to the status port, and to the admission port: those of the API

@@ -1,24 +1,304 @@
-"""Load settings from a file and from environment variables, and collect all problems."""
+"""Load settings from a file and from environment variables, and collect all problems.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+pydantic checks the values; pydantic-settings is not used. Its sources read only the environment of
+the process, accept duplicate names in YAML, ignore misspelled variables, and do not say where a bad
+value was set.
+"""
+
+import difflib
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
+from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.settings.layers import (
-    Layer,
-    accept_removed,
-    merge,
-    parse_file,
-    read_environment,
-    read_file,
-    without,
-)
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.runtime.yaml_documents import BoundedLoader
 from extender.settings.problems import Origin, describe
-from extender.settings.removed import REMOVED
-from extender.settings.spec import ENVIRONMENT_PREFIX, list_settings
+from extender.settings.removed import REMOVED, describe_removed, new_path
+from extender.settings.spec import (
+    ENVIRONMENT_PREFIX,
+    Setting,
+    SettingKind,
+    is_secret,
+    list_settings,
+)
+
+Values = dict[str, object]
+"""Values by name; the value of a section is another such dictionary."""
+
+_AGENTS_OWN: Final = "AGENT_"
+"""Prefix of the node agent's variables after IDLEGPU_."""
+
+# Kubernetes sets these in each container for a Service named `idlegpu` or `idlegpu-...`.
+_SERVICE_LINK: Final = re.compile(
+    r".*_SERVICE_HOST|.*_SERVICE_PORT(_.+)?|(.*_)?PORT(_[0-9]+_(TCP|UDP|SCTP).*)?"
+)
+_SAME_NAME_RATIO: Final = 0.8
+"""Similarity from which an unknown name counts as a misspelled known one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Settings from one source, before validation.
+
+    Attributes:
+        values: values by name.
+        variables: for the environment, the variable of each value, by path.
+        problems: messages about text that could not be parsed.
+        warnings: messages about removed settings.
+    """
+
+    values: Values = field(default_factory=dict)
+    variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class _Loader(BoundedLoader):
+    """YAML's safe loader, which rejects duplicate names: one of the values would be lost."""
+
+    @override
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = (key_node.tag, key_node.value)
+            if isinstance(key_node, yaml.ScalarNode) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key_node.value!r} is given twice", key_node.start_mark
+                )
+            if isinstance(key_node, yaml.ScalarNode):
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_file(path: Path) -> Layer:
+    """Read and parse the settings file."""
+    try:
+        return parse_file(path, path.read_bytes())
+    except OSError as error:
+        return Layer(problems=(describe_unreadable(path, error),))
+
+
+def describe_unreadable(path: Path, error: OSError) -> str:
+    """Return the message for a settings file that cannot be read."""
+    return f"{path}: cannot be read: {error.strerror or error}"
+
+
+def parse_file(path: Path, content: bytes) -> Layer:
+    """Parse the settings file; an empty file sets nothing."""
+    try:
+        text = content.decode("utf-8-sig")
+        document = decode_with(_load, text)
+    except UnicodeDecodeError as error:
+        return Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
+    except MalformedError as error:
+        return Layer(problems=(f"{path}: {_reason(error)}",))
+    if document is None:
+        return Layer()
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        return Layer(problems=(f"{path}: must map names to settings, is a {kind}",))
+    return Layer(values={str(name): value for name, value in document.items()})
+
+
+def read_environment(
+    environ: Mapping[str, str],
+    settings: Mapping[tuple[str, ...], Setting],
+    prefix: str = ENVIRONMENT_PREFIX,
+    removed: Mapping[tuple[str, ...], str] = REMOVED,
+) -> Layer:
+    """Parse the environment variables that name a setting; an empty variable sets nothing.
+
+    A variable's name is `IDLEGPU_` and the setting's dotted name in capitals, with `_` or `__` for
+    each dot.
+
+    Args:
+        environ: environment variables by name.
+        settings: all settings by path.
+        prefix: prefix of the variables.
+        removed: removed settings that are still accepted, by path.
+    """
+    by_variable = {setting.variable: setting for setting in settings.values()}
+    gone = {prefix + "_".join(path).upper(): path for path in removed}
+    values: Values = {}
+    variables: dict[tuple[str, ...], str] = {}
+    problems: list[str] = []
+    warnings: list[str] = []
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(prefix) or not text.strip():
+            continue
+        setting = by_variable.get(variable.replace("__", "_"))
+        old_path = gone.get(variable.replace("__", "_"))
+        if old_path is not None:
+            warnings.append(describe_removed(old_path, variable))
+            if (path := new_path(old_path)) is not None:
+                variables[path] = variable
+                _put(values, path, text.strip())
+        elif setting is None:
+            problems += _misspelled(variable, by_variable, prefix)
+        elif setting.path in variables:
+            problems.append(f"{variable}: {variables[setting.path]} sets the same: set only one")
+        else:
+            variables[setting.path] = variable
+            try:
+                _put(values, setting.path, _parse(text.strip(), setting))
+            except ValueError as error:
+                problems.append(f"{variable}: {error}")
+    return Layer(
+        values=values,
+        variables=variables,
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+    )
+
+
+def accept_removed(
+    file: Layer, path: Path | None, removed: Mapping[tuple[str, ...], str] = REMOVED
+) -> Layer:
+    """Drop removed settings from a file's values, and move renamed ones to their new names.
+
+    Args:
+        file: the parsed settings file.
+        path: the file, for the warnings.
+        removed: removed settings that are still accepted, by path.
+    """
+    values, warnings = file.values, []
+    for old_path, name in removed.items():
+        value = _value_at(values, old_path)
+        if value is _NOT_SET:
+            continue
+        values = without(values, {old_path: name})
+        warnings.append(describe_removed(old_path, f"{path}: {name}"))
+        moved_to = new_path(old_path)
+        if moved_to is not None and _value_at(values, moved_to) is _NOT_SET:
+            values = merge(values, _nested(moved_to, value))
+    return replace(file, values=values, warnings=tuple(warnings))
+
+
+def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
+    """Drop the settings at `paths` from `values`, so that a map variable replaces a file's map."""
+    kept: Values = {}
+    for name, value in values.items():
+        if (name,) in paths:
+            continue
+        deeper = {path[1:]: origin for path, origin in paths.items() if path[0] == name}
+        kept[name] = without(value, deeper) if deeper and isinstance(value, dict) else value
+    return kept
+
+
+def merge(under: Values, over: Values) -> Values:
+    """Merge two sources of values, section by section.
+
+    Args:
+        under: values that apply where `over` has none.
+        over: values that override.
+
+    Example:
+        >>> merge({"log": {"level": "info", "format": "text"}}, {"log": {"level": "debug"}})
+        {'log': {'level': 'debug', 'format': 'text'}}
+    """
+    merged = dict(under)
+    for name, value in over.items():
+        below = merged.get(name)
+        if isinstance(below, dict) and isinstance(value, dict):
+            merged[name] = merge(below, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _load(text: str) -> object:
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
+def _explain(error: yaml.YAMLError) -> str:
+    """Describe a YAML error with its position, without the line, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    if mark is None:
+        return f"is no YAML: {problem}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: is no YAML: {problem}"
+
+
+def _parse(text: str, setting: Setting) -> object:
+    """Convert a variable's text to a list or map; keep other text for validation.
+
+    Raises:
+        ValueError: the text is not a valid list or map.
+    """
+    is_listed = setting.kind is SettingKind.LIST and not text.startswith("[")
+    if is_listed:
+        return [item.strip() for item in text.split(",") if item.strip()]
+    if setting.kind not in {SettingKind.LIST, SettingKind.MAP}:
+        return text
+    example = "[a, b]" if setting.kind is SettingKind.LIST else "{name: value}"
+    try:
+        value = decode_with(_load, text)
+    except MalformedError as error:
+        shown = "" if is_secret(setting.name) else f": {_reason(error)}"
+        raise ValueError(f"cannot be read{shown}: must be {setting.kind} like {example}") from error
+    return value
+
+
+def _reason(error: MalformedError) -> str:
+    cause = error.__cause__
+    return (
+        _explain(cause)
+        if isinstance(cause, yaml.YAMLError)
+        else f"is no YAML that can be read: {error}"
+    )
+
+
+_NOT_SET: Final = object()
+
+
+def _value_at(values: object, path: tuple[str, ...]) -> object:
+    """Return the value at a path of nested dictionaries, or `_NOT_SET`."""
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return _NOT_SET
+        values = values[name]
+    return values
+
+
+def _nested(path: tuple[str, ...], value: object) -> Values:
+    """Return nested dictionaries that hold one value at a path."""
+    values: Values = {}
+    _put(values, path, value)
+    return values
+
+
+def _put(values: Values, path: tuple[str, ...], value: object) -> None:
+    """Store a value in the nested dictionaries at its path."""
+    *sections, name = path
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if isinstance(inner, dict):
+            values = inner
+    values[name] = value
+
+
+def _misspelled(variable: str, by_variable: Mapping[str, Setting], prefix: str) -> list[str]:
+    """Return the problem with a variable that is probably a misspelled setting, or none.
+
+    Other variables are ignored, because Kubernetes and other tools set variables with this prefix.
+    """
+    rest = variable.removeprefix(prefix)
+    if _SERVICE_LINK.fullmatch(rest) or rest.startswith(_AGENTS_OWN):
+        return []
+    names = {name.removeprefix(prefix): name for name in by_variable}
+    close = difflib.get_close_matches(
+        rest.replace("__", "_"), names, n=1, cutoff=0.0 if "__" in rest else _SAME_NAME_RATIO
+    )
+    return [f"{variable}: names no setting: did you mean {names[name]}?" for name in close]
+
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -9,9 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from extender.core.devices.readings import Signal
-from extender.settings.peers import ADDRESS_FORM, split_address
+from extender.settings.api import is_loopback
 from extender.settings.section import Section, ValueForm
-from extender.settings.tls import is_loopback
+from extender.settings.service import ADDRESS_FORM, split_address
 
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

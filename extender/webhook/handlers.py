@@ -20,10 +20,10 @@ from extender.core.request.request import (
     GpuRequest,
     ParsedRequest,
     PodRef,
+    WaitingRequests,
     parse_pod_ref,
     parse_request,
 )
-from extender.core.request.waiting_pods import WaitingRequests
 from extender.fleet.impossible_requests import request_problems
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims

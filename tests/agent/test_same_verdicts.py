@@ -16,9 +16,8 @@ from agent.gpu.session import Cadence
 from agent.options import Options
 from agent.report.contract import Device, Report
 from agent.sampler import Sampler
-from extender.core.decision.health import HealthColumns, judge, words
+from extender.core.decision.health import HealthColumns, judge, stress, words
 from extender.core.devices.readings import NVML_ONLY, Column, Signal
-from extender.core.devices.thermal_stress import stress
 from extender.core.policy import Health, HealthAction
 from extender.sources.prometheus.dcgm import build_table
 from testkit.agent.replay import Replay, error

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extender.core.request.scheduled_condition import last_refusal
+from extender.core.request.request import last_refusal
 from testkit.controlplane.client import ApiClient, ApiError
 from testkit.controlplane.fixtures import StartPrometheus, StartScheduler
 from testkit.controlplane.kubelets import ENDS_AFTER, FAILS

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from extender.core.request.scheduled_condition import GATE
+from extender.core.request.request import GATE
 from extender.effects.waker import _POD_ANNOTATION
 from testkit.controlplane.deployed import ExtenderServer
 from testkit.controlplane.objects import Object, pod

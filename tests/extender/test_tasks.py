@@ -11,7 +11,7 @@ import pytest
 
 from extender.app import start
 from extender.runtime import supervision
-from extender.settings.settings_file import SettingsFile
+from extender.settings.reload import SettingsFile
 from testkit.certificates import issue
 from testkit.controlplane.process import free_port
 from testkit.fake_kube import FakeKube, eventually, running_kube

@@ -31,7 +31,7 @@ from extender.effects.peers import Peers
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.metrics import Metrics
 from extender.settings.config import ConfigError, load_settings
-from extender.settings.peers import PeersSettings
+from extender.settings.service import PeersSettings
 from extender.settings.sources import Agents as AgentSettings
 from extender.settings.sources import Prometheus
 from extender.sources.agents.connection import AgentConnection

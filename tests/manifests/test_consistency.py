@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from agent.config import load_settings as load_agent_settings
-from extender.core.request.scheduled_condition import GATE
+from extender.core.request.request import GATE
 from extender.effects.waker import _POD_ANNOTATION
 from extender.server.certificates.storing import CA_CONFIG_MAP
 from extender.settings.config import Settings, load_settings

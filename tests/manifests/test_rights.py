@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.core.request.scheduled_condition import GATE
+from extender.core.request.request import GATE
 from extender.effects.waker import _POD_ANNOTATION
 from testkit.controlplane.client import ApiError
 from testkit.controlplane.installing import Installation, may, rights, wait_authorized

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from extender.core.devices.gpu_models import model_name
 from extender.core.devices.readings import Column, DeviceInfo
-from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.labels import POOL_LABELS
+from extender.core.nodes.inventory import POOL_LABELS, NodeRecord
 from extender.core.nodes.snapshot import NO_DEVICE, Pool, Rows, Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet

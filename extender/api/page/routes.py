@@ -20,10 +20,10 @@ from extender.api.page.broadcaster import Broadcaster
 from extender.api.page.decision_feed import DecisionFeed
 from extender.api.page.fleet_feed import FleetFeed
 from extender.api.page.replica_feed import FarFeed
+from extender.core.decision.health import SLOWDOWN_WORDS
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.decision.verdicts import NodeScore, only, scores_of
 from extender.core.devices.readings import Signal
-from extender.core.devices.thermal_stress import SLOWDOWN_WORDS
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.steps import Steps
 from extender.core.untyped import mapping_of, number_of, text_of

@@ -6,11 +6,10 @@ from operator import attrgetter
 
 from extender.core.decision.landing import assume, closed_slots
 from extender.core.devices.expected_devices import Expected, ExpectedDevice, resource_profile
-from extender.core.devices.topology import Place, device_sets
+from extender.core.devices.topology import Alignment, Place, device_sets
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
-from extender.core.nodes.topology_manager import Alignment
 from extender.core.policy import Assumed, SharedPolicy
 
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.decision.certainty import chance_of_all
-from extender.core.decision.landing import Landing, landing_set
-from extender.core.fast_numpy import as_ratios
-from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
+from extender.core.decision.landing import Landing, chance_of_all, landing_set
+from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows, as_ratios
 from extender.core.policy import Thresholds
 from extender.core.request.gpu_resources import ContainerDevices
 from extender.core.steps import Steps, finish

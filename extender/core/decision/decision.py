@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.certainty import Band
 from extender.core.decision.dirty_rows import evaluate_cached
 from extender.core.decision.evaluation import (
     Evaluation,
@@ -21,12 +20,13 @@ from extender.core.decision.evaluation import (
 )
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.group_fit import GroupFit, GroupNeed, fit_group, too_few
+from extender.core.decision.landing import Band
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import NO_PRICE, Batch, Flags, Pool, Ratios, Rows, Snapshot
 from extender.core.policy import Policy, PriceMode
+from extender.core.request.annotations import Target, TargetPolicy
 from extender.core.request.request import GpuRequest
-from extender.core.request.targets import Target, TargetPolicy
 
 _RELAXED_MARGIN = 0.10
 """If no node has enough idle devices, the load filter passes nodes whose load is at most this ratio

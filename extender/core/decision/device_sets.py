@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from extender.core.decision.assessment import Assessment, DeviceRequests
+from extender.core.devices.topology import Alignment
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
-from extender.core.nodes.topology_manager import Alignment
 from extender.core.request.gpu_resources import ContainerDevices
 
 JOINED: Final = 2.0

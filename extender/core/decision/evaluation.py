@@ -19,9 +19,8 @@ from extender.core.decision.assessment import (
 )
 from extender.core.decision.filtering import Code, Codes, reject
 from extender.core.decision.fragmentation import stranded_in_steps
-from extender.core.decision.landing import assume, closed_slots, count_freed
+from extender.core.decision.landing import assume, batch_after, closed_slots, count_freed
 from extender.core.decision.scoring import KINDS, PERHAPS, PLACES, mean, score, weighs_stranded
-from extender.core.decision.victims import batch_after
 from extender.core.devices.gpu_models import is_model, models_in
 from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import (

@@ -1,26 +1,29 @@
-"""Judge from health telemetry whether a device can work, and which penalty it gets.
+"""Judge a device by its telemetry: whether it can work, its penalty, and its stress.
 
 A verdict names its cause: one integer with the sign in the upper half, its value (an XID, a count,
-a row) in the lower. Words are created only on demand.
+a row) in the lower. Words are created only on demand. Stress is heat and throttling: it lowers a
+device's score and never excludes it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
 from extender.core.devices.readings import Column, Signal
-from extender.core.fast_numpy import known
-from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry
-from extender.core.policy import Health, HealthAction
-from extender.core.xids import (
+from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry, nan_to_zero
+from extender.core.policy import (
     EXCLUDE,
     EXCLUDE_MULTI_GPU,
     EXCLUDE_NODE,
     IGNORE,
     PENALTY,
     SEVERITY,
+    WARN_CELSIUS,
+    Health,
+    HealthAction,
     is_of_recovery,
     xid_action,
 )
@@ -421,8 +424,8 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
     """Return the rules for all signs except XIDs: action, affected devices, sign and values."""
     rows = column(Signal.UNCORRECTABLE_REMAPPED_ROWS)
     lately = column(Signal.ROWS_REMAPPED_LATELY)
-    pages = known(column(Signal.RETIRED_PAGES_SINGLE_BIT))
-    pages = pages + known(column(Signal.RETIRED_PAGES_DOUBLE_BIT))
+    pages = nan_to_zero(column(Signal.RETIRED_PAGES_SINGLE_BIT))
+    pages = pages + nan_to_zero(column(Signal.RETIRED_PAGES_DOUBLE_BIT))
     double_bit = column(Signal.ECC_DOUBLE_BIT_VOLATILE)
     recovery = column(Signal.RECOVERY_ACTION)
     fabric = column(Signal.FABRIC_MANAGER_STATUS)
@@ -491,3 +494,101 @@ def _signs_of_links(column: Callable[[Signal], Column], health: Health) -> tuple
         (health.nvlink_errors, recovers, Sign.NVLINK_RECOVERIES, 0.0),
         (health.nvlink_errors, crc >= health.nvlink_crc_per_second, Sign.NVLINK_CRC_ERRORS, crc),
     )
+
+
+_SW_THERMAL: Final = 0x20
+HARD_SLOWDOWN: Final = 0x8 | 0x40 | 0x80
+"""Bits of NVML's clock event reasons for hardware slowdown."""
+
+SLOWDOWN_WORDS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        0x04: "software power cap",
+        0x08: "hardware slowdown",
+        0x20: "software thermal slowdown",
+        0x40: "hardware thermal slowdown",
+        0x80: "hardware power brake",
+    }
+)
+"""Bits of NVML's clock event reasons that slow a card down. The software power cap causes no
+stress: cards reach it under normal load."""
+
+_MASK_LIMIT: Final = float(1 << 53)  # larger floats are not exact, and no bit mask is larger
+
+
+def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Ratios:
+    """Return the stress of each device, from 0 (none or unknown) to 1.
+
+    Heat is rated against the card's slowdown temperature if known, else against the settings.
+
+    Args:
+        columns: values by signal; NaN for a missing value.
+        count: number of devices.
+        health: the settings.
+    """
+    missing = np.full(count, np.nan)
+    slowdown = columns.get(Signal.TEMPERATURE_SLOWDOWN, missing)
+    is_known = slowdown > WARN_CELSIUS
+    heat = _heat(
+        columns.get(Signal.TEMPERATURE, missing),
+        np.where(is_known, slowdown - WARN_CELSIUS, health.temperature_warn_celsius),
+        np.where(is_known, slowdown, health.temperature_high_celsius),
+    )
+    memory_heat = _heat(
+        columns.get(Signal.MEMORY_TEMPERATURE, missing),
+        np.full(count, health.memory_temperature_warn_celsius),
+        np.full(count, health.memory_temperature_high_celsius),
+    )
+    mask = columns.get(Signal.CLOCK_EVENT_REASONS, missing)
+    reasons = np.where(mask < _MASK_LIMIT, mask, 0.0).astype(np.int64)
+    hard = (reasons & HARD_SLOWDOWN) != 0
+    soft = (reasons & _SW_THERMAL) != 0
+    throttling = np.where(hard, 1.0, np.where(soft, 0.5, 0.0))
+    hottest: Ratios = np.maximum(np.maximum(heat, memory_heat), throttling)
+    return hottest
+
+
+def _heat(celsius: Column, warn: Column, high: Column) -> Ratios:
+    """Return the heat from 0 (up to `warn`, or unknown) to 1 (from `high`)."""
+    known = np.where(np.isnan(celsius), warn, celsius)
+    return np.clip((known - warn) / np.maximum(high - warn, 1.0), 0.0, 1.0)
+
+
+def stress_in_words(reading: Mapping[str, float], health: Health) -> str:
+    """Return the causes of a device's stress in words, "" without stress.
+
+    Args:
+        reading: value by signal name.
+        health: the settings.
+
+    Example:
+        >>> stress_in_words({"temperature_celsius": 86.0, "clock_event_reasons": 0x44}, Health())
+        'hardware thermal slowdown, 86 °C'
+    """
+    return ", ".join(_causes(reading, health))
+
+
+def throttling_in_words(mask: float) -> str:
+    """Return the clock event reasons that cause stress in words, "" for none.
+
+    Example:
+        >>> throttling_in_words(0x44), throttling_in_words(0x04)
+        ('hardware thermal slowdown', '')
+    """
+    bits = int(mask) & (HARD_SLOWDOWN | _SW_THERMAL) if mask < _MASK_LIMIT else 0
+    return ", ".join(text for bit, text in SLOWDOWN_WORDS.items() if bits & bit)
+
+
+def _causes(reading: Mapping[str, float], health: Health) -> Iterator[str]:
+    throttling = throttling_in_words(reading.get(Signal.CLOCK_EVENT_REASONS, 0.0))
+    if throttling:
+        yield throttling
+    celsius = reading.get(Signal.TEMPERATURE, 0.0)
+    slowdown = reading.get(Signal.TEMPERATURE_SLOWDOWN, 0.0)
+    if slowdown > WARN_CELSIUS:
+        if celsius > slowdown - WARN_CELSIUS:
+            yield f"{celsius:.0f} °C, its clocks are held back from {slowdown:.0f} °C on"
+    elif celsius > health.temperature_warn_celsius:
+        yield f"{celsius:.0f} °C"
+    of_memory = reading.get(Signal.MEMORY_TEMPERATURE, 0.0)
+    if of_memory > health.memory_temperature_warn_celsius:
+        yield f"memory at {of_memory:.0f} °C"

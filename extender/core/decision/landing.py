@@ -3,10 +3,12 @@
 The kubelet chooses the device, not kube-scheduler and not the extender. For whole devices it may
 take any free one. For shared devices it follows the device plugin's policy. If the device holders
 and the API server's count disagree, it may take any device: most likely one that is not in use, as
-long as the count confirms that number of holders.
+long as the count confirms that number of holders. The certainty is the probability that all devices
+of the pod are good; docs/decision.md explains it.
 """
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
@@ -16,10 +18,13 @@ from extender.core.nodes.snapshot import (
     AnyColumn,
     Batch,
     Flags,
+    Leaving,
     PoolRow,
     Ratios,
     Rows,
+    Telemetry,
     Tenant,
+    batch_rows,
 )
 
 
@@ -296,3 +301,158 @@ def _next_slot(used: list[int], open_slots: list[int], row: PoolRow) -> int:
         if with_room:
             return max(with_room, key=lambda slot: (used[slot], -slot))
     return min(open_slots, key=lambda slot: (used[slot], slot))
+
+
+def batch_after(
+    leaving: Leaving,
+    tenants: tuple[Tenant, ...],
+    telemetry: Telemetry,
+    suspicion: Ratios,
+    *,
+    is_presumed_idle: bool,
+) -> Batch:
+    """Build a one-row batch of a node as if some pods had left and readings showed it.
+
+    Only the memory of these pods is released. Foreign use from before they came stays. Readings of
+    a device after its pods ended show its true activity, but their memory may be released later.
+
+    Args:
+        leaving: the node without these pods.
+        tenants: tentative tenants of the node.
+        telemetry: telemetry of every device.
+        suspicion: suspicion of the node, an array with one element.
+        is_presumed_idle: whether freed devices count as idle, because they are freed for this pod,
+            unless they were in use or active before the leaving pods came; else they count as
+            unknown.
+    """
+    row = assume(leaving.row, tenants, closed_slots(leaving.row, telemetry.is_out))
+    batch = batch_rows((row,), telemetry, suspicion)
+    seen = batch.telemetry
+    freed = np.array([leaving.freed], dtype=np.bool_)
+    size = seen.memory_total_bytes
+    used = seen.memory_used * size
+    released = np.minimum(np.array([leaving.released_bytes]), used)
+    others = np.maximum(seen.others_bytes - np.array([leaving.released_others]), 0.0)
+    # A freed device has no reading yet; memory in use by others is known from before.
+    used = np.where(freed, others, used - released)
+    free = np.where(freed, size - others, seen.memory_free_bytes + released)
+    was_foreign = np.array([leaving.foreign], dtype=np.bool_)
+    was_active = was_foreign | np.array([leaving.active], dtype=np.bool_)
+    is_read = np.array([leaving.ended], dtype=np.bool_) & (seen.freshness > 0)
+    unread = freed & ~is_read
+    # Memory that pods release late looks foreign meanwhile.
+    is_late = freed & (released > 0) & ~was_foreign
+    after = replace(
+        seen,
+        utilization=np.where(unread, 0.0, seen.utilization),
+        latest=np.where(unread, 0.0, seen.latest),
+        # Such use is not foreign, so the mean of the last minutes does not count.
+        peak=np.where(
+            unread, 0.0, np.where(is_late, np.minimum(seen.peak, seen.latest), seen.peak)
+        ),
+        presumed=np.where(unread, 0.0, seen.presumed),
+        freshness=np.where(unread, is_presumed_idle & ~was_active, seen.freshness),
+        memory_used=used / np.where(size > 0, size, np.inf),
+        memory_free_bytes=free,
+        memory_freshness=np.where(freed, size > 0, seen.memory_freshness),
+        others_bytes=others,
+        is_foreign=np.where(unread, was_foreign, seen.is_foreign & ~is_late),
+        is_in_use=seen.is_in_use & ~freed,
+    )
+    return replace(batch, telemetry=after)
+
+
+_MOST: Final = 256
+"""Maximum number of devices that one node offers of a resource."""
+
+_JUST: Final = 1e-9
+"""Tolerance at a bound, so that rounding cannot move a probability across it."""
+
+
+class Band(IntEnum):
+    """Likelihood that a pod lands on good devices."""
+
+    UNLIKELY = 0
+    UNKNOWN = 1
+    LIKELY = 2
+
+
+LEAST: Final = {Band.UNKNOWN: 1 / 3, Band.LIKELY: 2 / 3}
+"""Lower bound of each band: mean probability per device."""
+
+_LEAST_OF_ALL: Final = {
+    band: each ** np.arange(_MOST + 1) * (1 - _JUST) for band, each in LEAST.items()
+}
+"""Lower bound of each band by number of devices: probability that all are good."""
+
+STEPS: Final = 16
+"""Steps of certainty: differences below half a step have no effect."""
+
+
+def _count_choices() -> Ratios:
+    """Return Pascal's triangle: entry (n, k) is the number of choices of k from n devices."""
+    choices = np.zeros((_MOST + 1, _MOST + 1))
+    choices[:, 0] = 1.0
+    for row in range(1, _MOST + 1):
+        choices[row, 1:] = choices[row - 1, 1:] + choices[row - 1, :-1]
+    return choices
+
+
+_CHOICES: Final = _count_choices()
+
+
+def chance_of_all(chances: Ratios, offered: Rows, needed: Rows) -> Ratios:
+    """Return per node the probability that all devices allocated to a pod are good.
+
+    The kubelet takes `needed` of the `offered` devices at random. The probability is the elementary
+    symmetric polynomial of the devices' probabilities, divided by the number of choices.
+
+    Args:
+        chances: probability that each device is good, 0 if the pod cannot get it; one column per
+            slot.
+        offered: number of devices that may be allocated; devices beyond `chances` count as bad.
+        needed: number of devices that are allocated.
+    """
+    most = int(needed.max(initial=0))
+    if most <= 1:
+        together = chances.sum(axis=1)
+    else:
+        # Row k: sum over all choices of k devices so far of the product of their chances.
+        sums = np.zeros((most + 1, len(chances)))
+        sums[0] = 1.0
+        for slot in range(chances.shape[1]):
+            sums[1:] += sums[:-1] * chances[:, slot]
+        together = np.take_along_axis(sums, needed[None], axis=0)[0]
+    chance = together / np.maximum(_CHOICES[offered, needed], 1.0)
+    return np.where((needed > 0) & (needed <= offered), np.minimum(chance, 1.0), 0.0)
+
+
+def bands(chance: Ratios, needed: Rows) -> Rows:
+    """Return the band of each node, by the mean probability per device."""
+    found: Rows = (chance >= _LEAST_OF_ALL[Band.UNKNOWN][needed]).astype(np.intp)
+    found += chance >= _LEAST_OF_ALL[Band.LIKELY][needed]
+    return np.where(needed > 0, found, Band.UNLIKELY)
+
+
+def certainty(chance: Ratios, band: Rows, needed: Rows) -> Ratios:
+    """Return the certainty that ranks nodes within a band.
+
+    Likely band: the probability that all devices are good. Other bands: its mean per device,
+    because with several unknown devices the product vanishes and all nodes would tie.
+    """
+    at = np.flatnonzero((band < Band.LIKELY) & (needed > 1) & (chance > 0))
+    if not at.size:
+        return chance
+    result = chance.copy()
+    result[at] = chance[at] ** (1 / needed[at])
+    return result
+
+
+def steps_of(certain: Ratios) -> Ratios:
+    """Round certainty to whole steps, 0 to `STEPS`.
+
+    Example:
+        >>> steps_of(np.array([1.0, 0.98, 0.95, 0.5, 0.0])).tolist()
+        [16.0, 16.0, 15.0, 8.0, 0.0]
+    """
+    return np.floor(certain * STEPS + 0.5 - _JUST)

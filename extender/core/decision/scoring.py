@@ -20,7 +20,8 @@ from typing import Final
 import numpy as np
 
 from extender.core.decision.assessment import Assessment
-from extender.core.decision.certainty import (
+from extender.core.decision.device_sets import side_by_side
+from extender.core.decision.landing import (
     LEAST,
     STEPS,
     Band,
@@ -28,7 +29,6 @@ from extender.core.decision.certainty import (
     certainty,
     steps_of,
 )
-from extender.core.decision.device_sets import side_by_side
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.policy import Strategy, Weights
 

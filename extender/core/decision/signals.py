@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.decision.health import HealthColumns, Sign, judge, renumber
+from extender.core.decision.health import HealthColumns, Sign, judge, renumber, stress
 from extender.core.devices.readings import Column, Signal
-from extender.core.devices.thermal_stress import stress
-from extender.core.fast_numpy import as_ratios, known
-from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry
+from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry, as_ratios, nan_to_zero
 from extender.core.policy import Foreign, Freshness, Policy
 
 _IDLE_POWER_SHARE = 0.30
@@ -213,7 +211,7 @@ def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Colum
     used, free = column(Signal.MEMORY_USED), column(Signal.MEMORY_FREE)
     is_blank = used + free <= 0
     used, free = np.where(is_blank, np.nan, used), np.where(is_blank, np.nan, free)
-    reserved = known(column(Signal.MEMORY_RESERVED))
+    reserved = nan_to_zero(column(Signal.MEMORY_RESERVED))
     total = column(Signal.MEMORY_TOTAL)
     total = np.where(total > 0, total, used + free + reserved)
     total = np.where(total > 0, total, label_total)
@@ -234,7 +232,7 @@ def _fade(age_seconds: Column, freshness: Freshness) -> Ratios:
         [1.0, 0.5, 0.0, 0.0]
     """
     beyond = (age_seconds - freshness.max_age_seconds) / max(freshness.fade_seconds, 1e-9)
-    return known(as_ratios(1.0 - beyond))
+    return nan_to_zero(as_ratios(1.0 - beyond))
 
 
 def plausible(values: Column) -> Column:
@@ -386,18 +384,18 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
     activity_fresh = np.where(np.isnan(busy), 0.0, fresh(evidence.activity_at))
     memory_fresh = np.where(np.isnan(used) | np.isnan(total), 0.0, fresh(evidence.memory_at))
     is_own = (evidence.measured_at > evidence.freed_at) & (by_age > 0)
-    latest = np.where(activity_fresh > 0, known(busy), 0.0)
+    latest = np.where(activity_fresh > 0, nan_to_zero(busy), 0.0)
     is_foreign = evidence.is_foreign & evidence.is_unheld & (by_age > 0)
     has_window = evidence.has_tenants & (activity_fresh > 0)
     has_hour = has_window & (evidence.window_count > 1)
     # Foreign use may pause, like a tenant's work: a device is not idle after a short pause.
     past = np.where(is_foreign & (activity_fresh > 0), evidence.window_mean, 0.0)
-    now_busy = np.where(activity_fresh > 0, known(measured), 0.0)
+    now_busy = np.where(activity_fresh > 0, nan_to_zero(measured), 0.0)
     has_recent = (has_window | is_foreign) & (activity_fresh > 0) & (evidence.recent_count > 1)
     recent = np.where(has_recent, evidence.recent_mean, 0.0)
     verdict, is_out = _judge(evidence, policy, now, by_age)
-    total_known = known(total)
-    used_ratio = known(used) / np.maximum(total_known, 1.0)
+    total_known = nan_to_zero(total)
+    used_ratio = nan_to_zero(used) / np.maximum(total_known, 1.0)
     telemetry = Telemetry(
         utilization=np.where(has_hour, evidence.window_mean, np.maximum(latest, past)),
         latest=latest,
@@ -405,12 +403,12 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
         spread=np.where(has_hour, evidence.window_spread, 0.0),
         freshness=activity_fresh,
         memory_used=np.where(memory_fresh > 0, as_ratios(used_ratio), 0.0),
-        memory_free_bytes=np.where(memory_fresh > 0, known(free), 0.0),
+        memory_free_bytes=np.where(memory_fresh > 0, nan_to_zero(free), 0.0),
         memory_total_bytes=total_known,
         memory_freshness=memory_fresh,
         presumed=_presumed(evidence, policy, now, by_age),
-        others_bytes=known(evidence.others_bytes),
-        foreign_bytes=known(evidence.foreign_bytes),
+        others_bytes=nan_to_zero(evidence.others_bytes),
+        foreign_bytes=nan_to_zero(evidence.foreign_bytes),
         stress=stress(evidence.columns, len(busy), policy.health) * is_own,
         penalty=verdict.penalty,
         is_excluded=verdict.is_excluded,

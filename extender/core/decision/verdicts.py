@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from extender.core.decision.assessment import UNKNOWN, Assessment, DeviceRequest, assess
-from extender.core.decision.certainty import Band, bands
 from extender.core.decision.device_sets import side_by_side
 from extender.core.decision.evaluation import (
     EvaluationInputs,
@@ -25,9 +24,17 @@ from extender.core.decision.evaluation import (
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import NOT_NEAR, Nearness
 from extender.core.decision.health import blamed_siblings, ill_health, is_blamed_on_sibling
-from extender.core.decision.landing import count_freed
-from extender.core.decision.ranking_reasons import MAY_GET, NOMINATED, Grounds, reason
-from extender.core.decision.score_parts import Breakdown, Factor, ScorePart, break_down
+from extender.core.decision.landing import Band, bands, count_freed
+from extender.core.decision.score_parts import (
+    MAY_GET,
+    NOMINATED,
+    Breakdown,
+    Factor,
+    Grounds,
+    ScorePart,
+    break_down,
+    reason,
+)
 from extender.core.decision.scoring import (
     PERHAPS,
     PLACES,

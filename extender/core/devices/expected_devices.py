@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from extender.core.devices.readings import NO_INSTANCES
-from extender.core.devices.topology import Place
+from extender.core.devices.topology import Alignment, Place, alignment_on
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.topology_manager import Alignment, alignment_on
 from extender.core.untyped import number_of
 
 _WHOLE_RESOURCE = "nvidia.com/gpu"

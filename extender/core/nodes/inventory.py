@@ -1,16 +1,97 @@
-"""Node and pod records: the fields of API objects that GPU placement needs."""
+"""Node and pod records: the fields of API objects that GPU placement needs.
 
+A pod's node selection is matched against a node as kube-scheduler's plugins NodeAffinity,
+TaintToleration and NodeUnschedulable do. Requirements on labels that the extender does not store
+count as met.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Final
 
+from extender.core.devices.topology import POLICY_LABEL, SCOPE_LABEL
 from extender.core.nodes.host_resources import NONE, HostResources
-from extender.core.nodes.labels import HOSTNAME
-from extender.core.nodes.node_selection import Selection
-from extender.core.nodes.pod_groups import PodGroup
-from extender.core.nodes.pod_owners import Kin, owner_key
+from extender.core.nodes.node_selection import Operator, Requirement, Selection, Term
+from extender.core.nodes.pod_groups import Kin, PodGroup, owner_key
 from extender.core.request.gpu_resources import Containers
+
+HOSTNAME: Final = "kubernetes.io/hostname"
+
+POOL_LABELS: Final = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool",
+)
+"""Labels for the node pool, set by cloud providers and Karpenter; Cluster Autoscaler sets none."""
+
+MODEL_LABELS: Final = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+"""Labels with the model of a node's GPUs, the most exact first."""
+
+ZONE: Final = "topology.kubernetes.io/zone"
+
+_LABELS_SHOWN: Final = frozenset(
+    {
+        *POOL_LABELS,
+        *MODEL_LABELS,
+        "cloud.google.com/gke-gpu-partition-size",
+        "cloud.google.com/gke-gpu-sharing-strategy",
+        "cloud.google.com/gke-max-shared-clients-per-gpu",
+        "karpenter.k8s.aws/instance-gpu-count",
+        "karpenter.k8s.aws/instance-gpu-memory",
+        "kubernetes.azure.com/accelerator",
+        "node.kubernetes.io/instance-type",
+        POLICY_LABEL,
+        SCOPE_LABEL,
+        ZONE,
+    }
+)
+_NVIDIA_PREFIX: Final = "nvidia.com/"
+_DROPPED_PREFIXES: Final = (
+    "nvidia.com/gfd.timestamp",  # changes every minute, without information
+    "nvidia.com/gpu.deploy.",  # operator components on the node
+    "feature.node.kubernetes.io/",  # about a hundred per node
+)
+_DROPPED_NVIDIA_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
+"""Parts of labels with MIG profile details, a dozen per profile; no decision needs them."""
+
+_MAX_CACHED: Final = 4096
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def is_kept(label: str) -> bool:
+    """Return whether a node label is stored.
+
+    Example:
+        >>> is_kept("disk"), is_kept("feature.node.kubernetes.io/cpu-cpuid.AVX512F")
+        (True, False)
+    """
+    if label.startswith(_DROPPED_PREFIXES):
+        return False
+    return not label.startswith(_NVIDIA_PREFIX) or not any(
+        word in label for word in _DROPPED_NVIDIA_WORDS
+    )
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def is_shown(label: str) -> bool:
+    """Return whether a node label describes GPUs, node pool or zone.
+
+    Example:
+        >>> is_shown("nvidia.com/gpu.product"), is_shown("disk")
+        (True, False)
+    """
+    return label in _LABELS_SHOWN or (label.startswith(_NVIDIA_PREFIX) and is_kept(label))
+
 
 _EMPTY: Mapping[str, int] = MappingProxyType({})
 
@@ -156,7 +237,7 @@ class PodRecord:
         is_deleting: `metadata.deletionTimestamp` is set.
         message: kube-scheduler's message why the pod is unscheduled, truncated; only while unbound.
         is_gated: a scheduling gate holds the pod back.
-        awaits_room: its only scheduling gate is `core.request.scheduled_condition.GATE`.
+        awaits_room: its only scheduling gate is `core.request.request.GATE`.
         priority: `spec.priority`.
         owner: kind and name of its controller (`Job train`), "" without one.
         likeness: keys of its images and its requests; similar pods share them.
@@ -228,3 +309,89 @@ class PodRecord:
     def holds_devices(self) -> bool:
         """Whether the pod is bound and has not ended, so that it holds devices of its node."""
         return bool(self.node) and not self.phase.is_terminal
+
+
+CORDON: Final = Taint(key="node.kubernetes.io/unschedulable")
+"""Taint of cordoned nodes; pods that tolerate it may go there."""
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_INT64: Final = 1 << 63
+
+
+def may_go(selection: Selection, node: NodeRecord) -> bool:
+    """Return whether labels, taints and cordon let a pod go to a node.
+
+    Example:
+        >>> may_go(Selection(labels=(("disk", "ssd"),)), NodeRecord(name="a"))
+        False
+    """
+    if node.is_unschedulable and not tolerates(selection, CORDON):
+        return False
+    return all(tolerates(selection, taint) for taint in node.taints if taint.repels) and selects(
+        selection, node
+    )
+
+
+def selects(selection: Selection, node: NodeRecord) -> bool:
+    """Return whether a pod's node selector and required affinity match a node."""
+    for key, value in selection.labels:
+        if is_kept(key) and node.label(key) != value:
+            return False
+    return selection.terms is None or any(_meets(node, term) for term in selection.terms)
+
+
+def tolerates(selection: Selection, taint: Taint) -> bool:
+    """Return whether a pod tolerates a taint."""
+    return any(
+        (key, effect, value) in selection.tolerations
+        for key, value in ((taint.key, taint.value), (taint.key, None), ("", None))
+        for effect in ("", taint.effect)
+    )
+
+
+def _meets(node: NodeRecord, term: Term) -> bool:
+    return all(
+        not is_kept(one.key) or _holds(one, node.label(one.key)) for one in term.labels
+    ) and all(_holds_of_name(one, node.name) for one in term.fields)
+
+
+def _holds(requirement: Requirement, value: str | None) -> bool:
+    """Return whether a label value, None if missing, meets a requirement."""
+    match requirement.operator:
+        case Operator.IN:
+            return value in requirement.values
+        case Operator.NOT_IN:
+            return value not in requirement.values
+        case Operator.EXISTS:
+            return value is not None
+        case Operator.DOES_NOT_EXIST:
+            return value is None
+        case Operator.GT | Operator.LT:
+            return _compares(requirement, value)
+
+
+def _compares(requirement: Requirement, value: str | None) -> bool:
+    """Return whether a label's value meets a Gt or Lt requirement."""
+    if len(requirement.values) != 1:
+        return False
+    bound, found = _integer(next(iter(requirement.values))), _integer(value or "")
+    if bound is None or found is None:
+        return False
+    return found > bound if requirement.operator is Operator.GT else found < bound
+
+
+def _integer(text: str) -> int | None:
+    """Parse an int64 like kube-scheduler; None if invalid."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    number = int(text)
+    return number if -_INT64 <= number < _INT64 else None
+
+
+def _holds_of_name(requirement: Requirement, name: str) -> bool:
+    """Return whether a node name meets a `metadata.name` requirement with one value."""
+    if requirement.key != "metadata.name" or len(requirement.values) != 1:
+        return False
+    if requirement.operator not in {Operator.IN, Operator.NOT_IN}:
+        return False
+    return _holds(requirement, name)

@@ -7,8 +7,14 @@ from itertools import chain
 
 import numpy as np
 
-from extender.core.nodes.json_name_list import JsonNameList, Places
-from extender.core.nodes.node_names import MOST_STRANGERS, NamesAt, NamesIn, NameTable
+from extender.core.nodes.node_names import (
+    MOST_STRANGERS,
+    JsonNameList,
+    NamesAt,
+    NamesIn,
+    NameTable,
+    Places,
+)
 from extender.core.steps import Steps, finish
 
 _FEW_BYTES = 8192

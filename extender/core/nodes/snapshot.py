@@ -1,18 +1,50 @@
 """The fleet at one instant, as read-only columns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, repeat
 from operator import attrgetter
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
-from extender.core.shared_results import SharedResults
 from extender.core.steps import Steps, finish
+
+_Found = TypeVar("_Found")
+
+_MAX_RESULTS = 24
+"""Maximum number of cached results, least recently used evicted first. A result may be several
+columns of all devices."""
+
+
+class SharedResults:
+    """LRU cache by key; each immutable object owns one."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, object] = {}
+
+    def get(self, key: Hashable, make: Callable[[], _Found]) -> _Found:
+        """Return the cached result, computing it if missing.
+
+        Args:
+            key: everything that the result depends on besides the owner; None disables caching.
+            make: computes the result; callers must not modify it.
+        """
+        if key is None:
+            return make()
+        found = self._found.pop(key, None)
+        if found is None:
+            found = make()
+            if len(self._found) >= _MAX_RESULTS:
+                del self._found[next(iter(self._found))]
+        self._found[key] = found  # the most recently used is last
+        return cast("_Found", found)
+
 
 Ratios = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -200,7 +232,7 @@ class PoolRow:
         joined: sets of devices that NVLink joins, as bit masks of slots, one per slot; 0 for none,
             () for none at all.
         numa: the devices of each NUMA node, likewise.
-        alignment: the kubelet's alignment of devices, a `topology_manager.Alignment`.
+        alignment: the kubelet's alignment of devices, a `topology.Alignment`.
         leaving: the node without pods that are being deleted; None without such pods.
         loading: per slot, tenants that readings show and that may still be loading; () for none.
     """
@@ -514,3 +546,16 @@ class Snapshot:
     telemetry: Telemetry
     models: tuple[str, ...] = ("",)
     node_index: NodeIndex = EMPTY_NODE_INDEX
+
+
+def nan_to_zero(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Replace NaN by 0; `nan_to_num` takes ten times as long."""
+    return np.where(np.isnan(values), 0.0, values)
+
+
+def as_ratios(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Limit values to 0 to 1; NaN stays.
+
+    `clip` takes longer than all other work on a handful of values.
+    """
+    return np.minimum(np.maximum(values, 0.0), 1.0)

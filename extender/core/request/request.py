@@ -1,22 +1,28 @@
-"""Parse a pod's GPU request from the Pod object that kube-scheduler or the API server sends.
+"""Parse a pod's GPU request from its Pod object, or from its stored record.
 
 Parsing never raises: an unreadable field counts as absent, an invalid annotation as unset.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from extender.core.nodes.host_resources import requested
+from extender.core.devices.gpu_models import OTHER, normalize_model
+from extender.core.nodes.host_resources import CPU, MEMORY, STORAGE, HostResources, requested
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.node_selection import has_preferences
-from extender.core.nodes.pod_groups import PodGroup, read_group
-from extender.core.nodes.pod_owners import Kin, kin_of
+from extender.core.nodes.pod_groups import Kin, PodGroup, kin_of, read_group
 from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
 from extender.core.request.annotations import (
+    Annotation,
     AnnotationProblem,
+    Target,
+    TargetPolicy,
     Wishes,
     has_memory,
     own_settings,
+    parse_models,
     read_annotations,
 )
 from extender.core.request.gpu_resources import (
@@ -26,9 +32,7 @@ from extender.core.request.gpu_resources import (
     list_containers,
 )
 from extender.core.request.memory_limits import MemoryLimit, read_limits
-from extender.core.request.scheduled_condition import last_refusal
-from extender.core.request.targets import Target, TargetPolicy
-from extender.core.untyped import mapping_of, text_of
+from extender.core.untyped import mapping_of, objects_of, text_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,3 +254,157 @@ def parse_pod_ref(pod: object) -> PodRef:
         namespace=text_of(metadata.get("namespace")),
         name=text_of(metadata.get("name")),
     )
+
+
+GATE: Final = "idlegpu.io/room"
+"""Scheduling gate of pods that wait until the extender finds room for them."""
+
+_MAX_MESSAGE: Final = 1500
+"""Maximum stored length of kube-scheduler's message; the reasons come first."""
+
+
+def scheduled_condition(status: object) -> Mapping[str, object]:
+    """Return the PodScheduled condition of a pod's status, empty if missing."""
+    for condition in objects_of(mapping_of(status).get("conditions")):
+        if condition.get("type") == "PodScheduled":
+            return condition
+    return {}
+
+
+def awaits_room(spec: object) -> bool:
+    """Return whether our scheduling gate is the pod's only one.
+
+    Example:
+        >>> awaits_room({"schedulingGates": [{"name": "idlegpu.io/room"}]})
+        True
+    """
+    gates = objects_of(mapping_of(spec).get("schedulingGates"))
+    return [gate.get("name") for gate in gates] == [GATE]
+
+
+def is_unschedulable(scheduled: Mapping[str, object]) -> bool:
+    """Return whether the PodScheduled condition reports that no node was found.
+
+    Example:
+        >>> is_unschedulable({"status": "False", "reason": "Unschedulable"})
+        True
+    """
+    return scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+
+
+def message_of(scheduled: Mapping[str, object]) -> str:
+    """Return the condition's message, truncated to `_MAX_MESSAGE`."""
+    return text_of(scheduled.get("message"))[:_MAX_MESSAGE]
+
+
+def last_refusal(status: object) -> str | None:
+    """Return the message of the last attempt if it failed, else None.
+
+    Example:
+        >>> waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        >>> last_refusal({"conditions": [waits | {"message": "0/9 nodes are available"}]})
+        '0/9 nodes are available'
+        >>> last_refusal({"conditions": [waits | {"status": "True"}]}), last_refusal(None)
+        (None, None)
+    """
+    scheduled = scheduled_condition(status)
+    return message_of(scheduled) if is_unschedulable(scheduled) else None
+
+
+_REMEMBERED: Final = 256
+"""Cache size: number of different requests; most waiting pods have equal ones."""
+
+
+class WaitingRequests:
+    """Cached parser of pod records: equal requests are parsed once."""
+
+    def __init__(self) -> None:
+        self._policy: Policy | None = None
+        self._read: OrderedDict[object, ParsedRequest] = OrderedDict()
+
+    def read(self, record: PodRecord, policy: Policy) -> ParsedRequest:
+        """Return the result that `parse_request` gives for the pod's own object.
+
+        Args:
+            record: record of an unbound pod.
+            policy: defaults for annotations that the pod does not set.
+        """
+        if self._policy is not policy:
+            self._policy = policy
+            self._read.clear()
+        key = (
+            tuple(record.resources.items()),
+            record.containers,
+            record.wishes,
+            record.nominated_node,
+            record.message if record.is_unscheduled else None,
+            record.has_claims,
+            record.host,
+            record.has_preferences,
+            record.group,
+            record.memory_bytes,
+            record.memory_share,
+        )
+        parsed = self._read.get(key)
+        if parsed is None:
+            parsed = self._read[key] = _parse(record, policy)
+            if len(self._read) > _REMEMBERED:
+                self._read.popitem(last=False)
+        return parsed
+
+
+def required_models(record: PodRecord) -> tuple[str, ...]:
+    """Return the GPU models that an unbound pod accepts, normalized; () for all.
+
+    They come from its annotation, else from its node selector or affinity.
+    """
+    wishes = dict(record.wishes)
+    listed = wishes.get(Annotation.REQUIRE_MODELS, "")
+    if listed:
+        try:
+            return tuple(map(normalize_model, parse_models(listed)))
+        except ValueError:
+            return ()
+    is_wish = Annotation.PREFER_MODELS in wishes
+    return () if is_wish or record.wanted_model in {"", OTHER} else (record.wanted_model,)
+
+
+def _requests(host: HostResources) -> dict[str, str]:
+    """Return the resource requests of an equivalent container."""
+    return {
+        CPU: f"{host.millicores}m",
+        MEMORY: str(host.memory_bytes),
+        STORAGE: str(host.storage_bytes),
+    }
+
+
+def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
+    """Parse a pod's record through an equivalent Pod object."""
+    limits = {resource: str(count) for resource, count in record.resources.items()}
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pod = {
+        "metadata": {"annotations": dict(record.wishes)},
+        "spec": {
+            "containers": [{"resources": {"limits": limits, "requests": _requests(record.host)}}],
+            "resourceClaims": [{"name": "one"}] if record.has_claims else [],
+        },
+        "status": {
+            "nominatedNodeName": record.nominated_node,
+            "conditions": [condition | {"message": record.message}] * record.is_unscheduled,
+        },
+    }
+    # The record's resources are in the order of the setting.
+    names = ResourceNames(tuple(limits)) if limits else ResourceNames()
+    parsed = parse_request(pod, resources=names, defaults=policy, group=record.group)
+    if parsed.request is None:
+        return parsed
+    memory_bytes = parsed.request.memory_bytes
+    request = replace(
+        parsed.request,
+        containers=record.containers,
+        has_preferences=record.has_preferences,
+        # Its containers' limits are not in the equivalent pod.
+        memory_bytes=record.memory_bytes if memory_bytes is None else memory_bytes,
+        memory_share=record.memory_share,
+    )
+    return replace(parsed, request=request)

@@ -30,9 +30,9 @@ from extender.core.nodes.snapshot import (
     Tenant,
 )
 from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request.annotations import Target, TargetPolicy
 from extender.core.request.gpu_resources import Containers
 from extender.core.request.request import GpuRequest, PodRef
-from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
 from extender.insight.decision_log.columns import (
     TELEMETRY,

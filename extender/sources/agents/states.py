@@ -34,9 +34,8 @@ from extender.core.devices.readings import (
     Signal,
 )
 from extender.core.devices.readings import Holders as NodeHolders
-from extender.core.devices.topology import Place
-from extender.core.fast_numpy import as_ratios
-from extender.core.nodes.topology_manager import Alignment, alignment_by
+from extender.core.devices.topology import Alignment, Place, alignment_by
+from extender.core.nodes.snapshot import as_ratios
 from extender.core.policy import Foreign
 from extender.core.untyped import number_of
 from extender.runtime.terminal_escapes import plain_text

@@ -23,16 +23,23 @@ from extender.core.nodes.host_resources import (
     read_resources,
     requested,
 )
-from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord, Taint
-from extender.core.nodes.labels import HOSTNAME, MODEL_LABELS, is_kept, is_shown
+from extender.core.nodes.inventory import (
+    HOSTNAME,
+    MODEL_LABELS,
+    NodeRecord,
+    PodPhase,
+    PodRecord,
+    Taint,
+    is_kept,
+    is_shown,
+)
 from extender.core.nodes.node_selection import (
     Selection,
     has_preferences,
     is_excessive,
     read_selection,
 )
-from extender.core.nodes.pod_groups import read_group
-from extender.core.nodes.pod_owners import likeness_of, owner_of
+from extender.core.nodes.pod_groups import likeness_of, owner_of, read_group
 from extender.core.request.annotations import PREFIX, Annotation, has_memory, read_memory
 from extender.core.request.gpu_resources import (
     ResourceNames,
@@ -45,7 +52,7 @@ from extender.core.request.gpu_resources import (
     read_counts,
 )
 from extender.core.request.memory_limits import MemoryLimit, read_limits
-from extender.core.request.scheduled_condition import (
+from extender.core.request.request import (
     awaits_room,
     is_unschedulable,
     message_of,

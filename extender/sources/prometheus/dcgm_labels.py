@@ -6,9 +6,8 @@ from typing import Any, Final
 import numpy as np
 
 from extender.core.devices.readings import LARGEST_XID, Column, DeviceKey, Signal
-from extender.core.policy import Health
+from extender.core.policy import SEVERITY, Health, is_of_recovery, xid_action
 from extender.core.untyped import number_of
-from extender.core.xids import SEVERITY, is_of_recovery, xid_action
 from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.dcgm_devices import device_key, number
 from extender.sources.prometheus.promql import EXPORTER_WORD, XID_LABEL

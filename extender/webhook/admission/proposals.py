@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from extender.core.nodes.pod_owners import Kin, kin_of, similarity_of
+from extender.core.nodes.pod_groups import Kin, kin_of, similarity_of
 from extender.core.request.annotations import PROPOSAL, Annotation
 from extender.core.request.request import GpuRequest
 from extender.core.sizing import USABLE, Certainty, Measured, Proposal, propose, texts_in

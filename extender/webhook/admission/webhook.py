@@ -18,8 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import Counter as Metric
 
-from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.node_affinity import selects
+from extender.core.nodes.inventory import NodeRecord, selects
 from extender.core.nodes.node_selection import Operator, Selection, Term, read_selection
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames, excess_of
@@ -28,7 +27,7 @@ from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.decoding import MalformedError, decode_with, excess_values
 from extender.runtime.log_throttle import LogThrottle
-from extender.settings.admission import Admission
+from extender.settings.api import Admission
 from extender.webhook.admission.proposals import Proposals
 
 logger = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from extender.api.metrics_route import CertificateCollector, certificate_ends
+from extender.settings.api import Tls
 from extender.settings.config import Settings
 from extender.settings.sources import Agents
-from extender.settings.tls import Tls
 from testkit.certificates import issue, settings_for
 
 DAY = 86_400.0

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.decision.scoring import GPU, UNITS
-from extender.core.devices.topology import _SWITCH, _UNKNOWN, DeviceSets, Place, device_sets
-from extender.core.nodes.topology_manager import Alignment, alignment_by, alignment_on
+from extender.core.devices.topology import (
+    _SWITCH,
+    _UNKNOWN,
+    Alignment,
+    DeviceSets,
+    Place,
+    alignment_by,
+    alignment_on,
+    device_sets,
+)
 from extender.core.policy import Strategy
 from extender.core.request.gpu_resources import ContainerDevices, ResourceNames, list_containers
 from testkit.builders import Node, busy, decide_on, gpu, node, ranking, rejected, request, score_of

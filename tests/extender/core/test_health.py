@@ -17,8 +17,7 @@ from extender.core.decision.health import (
 )
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Telemetry
-from extender.core.policy import Health, HealthAction
-from extender.core.xids import xid_action
+from extender.core.policy import Health, HealthAction, xid_action
 
 NAN = float("nan")
 IGNORE, PENALTY = HealthAction.IGNORE, HealthAction.PENALTY

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.json_name_list import JsonNameList
+from extender.core.nodes.node_names import JsonNameList
 
 items = st.lists(
     st.binary(max_size=12).map(lambda item: item.replace(b",", b".")), min_size=1, max_size=40

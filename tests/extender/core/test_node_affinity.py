@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
-from extender.core.nodes.inventory import NodeRecord, Taint
-from extender.core.nodes.node_affinity import may_go, selects, tolerates
+from extender.core.nodes.inventory import NodeRecord, Taint, may_go, selects, tolerates
 from extender.core.nodes.node_selection import (
     ANYWHERE,
     Operator,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.json_name_list import JsonNameList
-from extender.core.nodes.node_names import MOST_STRANGERS, Found, NameTable
+from extender.core.nodes.node_names import MOST_STRANGERS, Found, JsonNameList, NameTable
 from extender.core.steps import finish
 from tests.extender.core.name_lists import PLAIN, node_names, written
 

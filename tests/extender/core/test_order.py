@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.certainty import STEPS, Band, bands, chance_of_all
+from extender.core.decision.landing import STEPS, Band, bands, chance_of_all
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request.request import GpuRequest
 from testkit.builders import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.pod_owners import kin_of, owner_of
+from extender.core.nodes.pod_groups import kin_of, owner_of
 from testkit.kube_objects import pod
 from testkit.pod_records import reduced
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.policy import Policy, Strategy, Thresholds
-from extender.core.request.annotations import Annotation, read_memory
+from extender.core.request.annotations import Annotation, Target, TargetPolicy, read_memory
 from extender.core.request.gpu_resources import _MAX_COUNT, ResourceNames, count_devices, has_claims
 from extender.core.request.request import (
     GpuRequest,
@@ -14,7 +14,6 @@ from extender.core.request.request import (
     parse_pod_ref,
     parse_request,
 )
-from extender.core.request.targets import Target, TargetPolicy
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"

@@ -5,8 +5,8 @@ import pytest
 from extender.core.decision import assessment
 from extender.core.decision.assessment import assess
 from extender.core.decision.evaluation import estimates
+from extender.core.nodes.snapshot import _MAX_RESULTS, SharedResults
 from extender.core.policy import Policy
-from extender.core.shared_results import _MAX_RESULTS, SharedResults
 from testkit.builders import GIB, batch_of, busy, device_request, gpu, node
 
 

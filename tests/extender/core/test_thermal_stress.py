@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extender.core.decision.health import stress, stress_in_words
 from extender.core.devices.readings import Column, Signal
-from extender.core.devices.thermal_stress import stress, stress_in_words
 from extender.core.policy import Health
 
 NAN = float("nan")

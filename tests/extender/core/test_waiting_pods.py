@@ -8,8 +8,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.gpu_resources import ResourceNames
-from extender.core.request.request import ParsedRequest, parse_request
-from extender.core.request.waiting_pods import _REMEMBERED, WaitingRequests
+from extender.core.request.request import _REMEMBERED, ParsedRequest, WaitingRequests, parse_request
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.kube_objects import GPU, Object, pod
 

@@ -25,7 +25,7 @@ from extender.effects.peer_wire import (
 from extender.effects.peers import Peers, _family
 from extender.placement.request_log import AnsweredRequest
 from extender.runtime.metrics import Metrics
-from extender.settings import peers as settings
+from extender.settings import service as settings
 
 OWN = "us"
 INTERVAL_SECONDS = 0.001

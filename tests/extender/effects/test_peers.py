@@ -16,7 +16,7 @@ from extender.placement.request_log import AnsweredRequest
 from extender.runtime import supervision
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
-from extender.settings import peers as settings
+from extender.settings import service as settings
 from testkit.fake_kube import eventually
 from testkit.webhook_requests import MakeClient
 

@@ -20,7 +20,7 @@ from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.history import _EXPLAINABLE, DecisionRecord
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
-from extender.settings.peers import BypassSettings
+from extender.settings.service import BypassSettings
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.fake_kube import FakeKube, eventually

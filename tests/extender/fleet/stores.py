@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from extender.core.decision.signals import estimate
-from extender.core.devices.foreign_memory import WHOLE_DEVICE
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Policy
-from extender.fleet.device_holders import DeviceUse
+from extender.fleet.device_holders import WHOLE_DEVICE, DeviceUse
 from extender.fleet.store import DeviceStore
 from testkit.builders import GIB, NOW
 

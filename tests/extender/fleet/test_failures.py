@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extender.core.decision.decision import Decision
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.pod_owners import owner_key
+from extender.core.nodes.pod_groups import owner_key
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
 from testkit.builders import GPU, NOW, request

@@ -11,8 +11,8 @@ from extender.core.nodes.inventory import Taint
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.policy import GroupPolicy, Policy
+from extender.core.request.annotations import parse_targets
 from extender.core.request.request import GpuRequest
-from extender.core.request.targets import parse_targets
 from extender.placement.placer import Victims
 from testkit.builders import GPU, pod_ref, ranking, rejected, request
 from testkit.world import World

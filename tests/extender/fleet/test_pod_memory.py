@@ -6,8 +6,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from extender.fleet.pod_memory import _MOST_DEVICES, PodMemory, Use
-from extender.fleet.pods import KnownPods
+from extender.fleet.pods import _MOST_DEVICES, KnownPods, PodMemory, Use
 
 A: Final = DeviceKey(("GPU-0", ""))
 B: Final = DeviceKey(("GPU-1", ""))

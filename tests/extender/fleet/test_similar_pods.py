@@ -6,8 +6,8 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.pod_owners import kin_of
-from extender.fleet.pod_memory import _MOST_ALIKE, _MOST_KEYS, SimilarPods
+from extender.core.nodes.pod_groups import kin_of
+from extender.fleet.pods import _MOST_ALIKE, _MOST_KEYS, SimilarPods
 from testkit.builders import GIB, pod_ref, request
 from testkit.world import World
 

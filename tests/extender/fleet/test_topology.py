@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from extender.core.decision.filtering import Code
-from extender.core.devices.topology import Place
-from extender.core.nodes.topology_manager import POLICY_LABEL, Alignment
+from extender.core.devices.topology import POLICY_LABEL, Alignment, Place
 from extender.core.policy import Strategy
 from testkit.agent.fleet_reports import Agents
 from testkit.builders import request

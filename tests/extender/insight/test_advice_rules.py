@@ -16,7 +16,7 @@ from extender.core.devices.gpu_models import (
     mig_layout,
     short_model,
 )
-from extender.fleet.pod_memory import LEAST_SAMPLES, Use
+from extender.fleet.pods import LEAST_SAMPLES, Use
 from extender.insight.advice import card_words
 from extender.insight.advice_rules import (
     FAR_BYTES,

@@ -14,8 +14,7 @@ from extender.core.decision.evaluation import estimates
 from extender.core.devices.gpu_models import _NAMES
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.host_resources import HostResources
-from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.labels import POOL_LABELS, is_shown
+from extender.core.nodes.inventory import POOL_LABELS, NodeRecord, is_shown
 from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
 from extender.insight.stranded import TypicalNeeds
 from extender.sources.kubernetes.records import _wanted_model

@@ -15,7 +15,7 @@ from extender.placement.history import DecisionRecord
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredRequest
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
-from extender.settings.peers import BypassSettings
+from extender.settings.service import BypassSettings
 from testkit.builders import GPU
 from testkit.cards import IDLE
 from testkit.judging import ReceivedPeriod

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.nodes.inventory import NodeRecord, Taint
-from extender.core.nodes.node_affinity import may_go, selects
+from extender.core.nodes.inventory import NodeRecord, Taint, may_go, selects
 from extender.insight.what_if import MOST_REQUIREMENTS, read_requested_selection
 
 MANY = 1000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.pod_owners import likeness_of
+from extender.core.nodes.pod_groups import likeness_of
 from testkit.others import SeesTeam
 from testkit.webhook_requests import MakeClient
 from testkit.world import World

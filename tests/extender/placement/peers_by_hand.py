@@ -24,7 +24,7 @@ from extender.placement.request_log import (
     RequestLog,
 )
 from extender.runtime.metrics import Metrics
-from extender.settings import peers as settings
+from extender.settings import service as settings
 from testkit.builders import GPU, NOW
 
 GRACE_SECONDS = 1.0

@@ -8,7 +8,7 @@ from extender.core.nodes.inventory import PodPhase
 from extender.placement.bypass_causes import CauseKind, likely_causes
 from extender.placement.bypassed_pods import _MAX_SCHEDULERS
 from extender.placement.request_log import PRIORITIZE
-from extender.settings.peers import BypassSettings
+from extender.settings.service import BypassSettings
 from testkit.judging import DEFAULT, BindingWorld
 
 

@@ -9,8 +9,8 @@ from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.verdicts import gather
 from extender.core.policy import Policy
 from extender.core.steps import finish
+from extender.fleet.columns import ReportedValues
 from extender.fleet.latest_values import ReportedSignals
-from extender.fleet.reported_values import ReportedValues
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
     _EXPLAINABLE,

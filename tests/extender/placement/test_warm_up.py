@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
-from extender.core.request.waiting_pods import WaitingRequests
+from extender.core.request.request import WaitingRequests
 from extender.placement.evaluation_cache import MAX_EXPECTED
 from extender.placement.warm_up import _GATHER_SECONDS, WarmUp
 from extender.runtime.cooperative import yield_to_loop

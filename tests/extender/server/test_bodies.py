@@ -16,7 +16,7 @@ from extender.app import Extender, start
 from extender.server import ports
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
-from extender.settings.peers import PeersSettings
+from extender.settings.service import PeersSettings
 from testkit.fake_kube import FakeKube, eventually, running_kube
 from testkit.kube_objects import node
 

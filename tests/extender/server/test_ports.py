@@ -21,7 +21,7 @@ from extender.runtime.metrics import Metrics
 from extender.server import ports as ports_module
 from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import TlsFailure, only_known
-from extender.settings.admission import Admission
+from extender.settings.api import Admission
 from extender.settings.config import Settings
 from testkit.certificates import client_context, issue, settings_for
 from testkit.controlplane.process import free_port

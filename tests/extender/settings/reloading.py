@@ -7,8 +7,7 @@ from pathlib import Path
 
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings, load_settings
-from extender.settings.reload import Reloader, ReloadOutcome
-from extender.settings.settings_file import SettingsFile
+from extender.settings.reload import Reloader, ReloadOutcome, SettingsFile
 from testkit.fake_kube import eventually
 
 DEADLINE_SECONDS = 10.0

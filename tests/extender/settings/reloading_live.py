@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import Extender, start
 from extender.settings.config import load_settings
-from extender.settings.settings_file import SettingsFile
+from extender.settings.reload import SettingsFile
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from extender.settings.config import ConfigError, load_settings
-from extender.settings.peers import split_address
+from extender.settings.service import split_address
 
 
 @pytest.mark.parametrize(

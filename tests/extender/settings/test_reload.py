@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extender.settings import reload, settings_file
+from extender.settings import reload
 from extender.settings.config import Settings
 from extender.settings.reload import LIVE, LIVE_PARTS, ReloadOutcome
 from extender.settings.sources import Agents
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 def _short_settle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait only briefly for the file to settle; test_settings_file tests that."""
     monkeypatch.setattr(reload, "SETTLE_SECONDS", 0.02)
-    monkeypatch.setattr(settings_file, "_STEP_MILLISECONDS", 20)
+    monkeypatch.setattr(reload, "_STEP_MILLISECONDS", 20)
 
 
 # --- bad files ------------------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from extender.settings import reload as reload_module
-from extender.settings import settings_file
-from extender.settings.reload import ReloadOutcome
-from extender.settings.settings_file import Content, SettingsFile
+from extender.settings.reload import Content, ReloadOutcome, SettingsFile
 from tests.extender.settings.config_map import NAME, ConfigMap
 from tests.extender.settings.reloading import (
     NOW,
@@ -186,7 +184,7 @@ async def test_a_change_without_a_notification_is_found_at_the_next_read(
             await asyncio.sleep(rust_timeout / 1000)
             yield set()
 
-    monkeypatch.setattr(settings_file, "awatch", silent)
+    monkeypatch.setattr(reload_module, "awatch", silent)
 
     async with source_manager(Following(path, poll_seconds=0.1), is_watch=False) as part:
         rewrite(path, threshold(60))
@@ -205,7 +203,7 @@ async def test_the_file_is_read_periodically_if_it_cannot_be_watched(
             raise error(text)
         yield set()  # never: it makes this a generator
 
-    monkeypatch.setattr(settings_file, "awatch", broken)
+    monkeypatch.setattr(reload_module, "awatch", broken)
 
     async with source_manager(Following(path, poll_seconds=0.1), is_watch=False) as part:
         rewrite(path, threshold(60))

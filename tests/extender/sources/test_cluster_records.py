@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extender.core.nodes.inventory import PodPhase, PodRecord, Taint
 from extender.core.nodes.node_selection import Selection
-from extender.core.nodes.pod_owners import likeness_of
+from extender.core.nodes.pod_groups import likeness_of
 from extender.sources.kubernetes.pod_failures import is_failed_early
 from extender.sources.kubernetes.records import (
     ExporterPod,

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from extender.core.nodes.inventory import NodeRecord, Taint
-from extender.core.nodes.node_affinity import may_go
+from extender.core.nodes.inventory import NodeRecord, Taint, may_go
 from extender.core.nodes.node_selection import read_selection
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames

@@ -7,7 +7,7 @@ import pytest
 from extender.core.decision.filtering import Rejection
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
-from extender.core.request.scheduled_condition import _MAX_MESSAGE
+from extender.core.request.request import _MAX_MESSAGE
 from extender.sources.kubernetes.records import _MAX_WISHES, reduce_pod
 from testkit.kube_objects import Object, pod
 

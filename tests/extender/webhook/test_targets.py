@@ -7,9 +7,9 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
+from extender.core.request.annotations import Target, TargetPolicy, parse_targets
 from extender.core.request.request import GpuRequest
-from extender.core.request.targets import Target, TargetPolicy, parse_targets
-from extender.fleet.known_targets import target_problems
+from extender.fleet.impossible_requests import target_problems
 from testkit.builders import GPU, request
 from testkit.webhook_requests import MakeClient, call, meta, names_request, pod
 from testkit.world import BUSY, World

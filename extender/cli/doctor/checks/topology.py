@@ -7,7 +7,7 @@ from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import key_of, labels_of, name_of, node_of
 from extender.cli.doctor.remedies import named
-from extender.core.nodes.topology_manager import (
+from extender.core.devices.topology import (
     POLICIES,
     POLICY_LABEL,
     SCOPE_LABEL,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.pod_owners import Kin
+from extender.core.nodes.pod_groups import Kin
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.devices.foreign_memory import MemoryTenancy, Occupancy, account
+from extender.fleet.device_holders import MemoryTenancy, Occupancy, account
 
 NAN, INF = float("nan"), float("inf")
 
