@@ -73,7 +73,7 @@ class World:
         )
         return node.name
 
-    def add_shared(self, name: str, cards: int = 1, replicas: int = 4) -> str:
+    def add_shared(self, name: str, cards: int = 1, replicas: int = 4, **spec: Any) -> str:
         """Add a node with idle, time-sliced A10 GPUs and return its name.
 
         Its exporter is a version that shows every pod of a shared GPU.
@@ -85,6 +85,7 @@ class World:
             sharing=Sharing.TIME_SLICING,
             replicas=replicas,
             exporter=EXPORTER_4_8,
+            **spec,
         )
 
     async def start(

@@ -149,51 +149,6 @@ async def test_gpu_busy_outside_kubernetes_is_avoided_before_a_heartbeat(
         assert (await world.gpu(preferred))["source"] == "agent"
 
 
-async def test_a_pod_that_waits_is_bound_once_an_agent_has_seen_its_gpu_idle(
-    world: World, tmp_path: Path
-) -> None:
-    node = world.add("node", cards=1)
-    async with (
-        tokens_of(world, tmp_path) as tokens,
-        agents_on(world, tokens, node, reports=ONLY_NEWS),
-    ):
-        settings = {**WITHOUT_PROMETHEUS, **taking(tokens, **PATIENT)}
-        await world.start(settings)
-        world.fleet.set_foreign(node, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
-        await world.wait_state(node, 0, "foreign")
-        patient = pod("patient", annotations={"idlegpu.io/require-idle": "true"})
-        await world.client.create(patient)
-        await world.client.wait_unschedulable(patient)
-
-        world.fleet.set_foreign(node, 0, None)
-
-        # kube-scheduler alone would retry it only after minutes.
-        assert await world.bound([patient]) == [node]
-
-
-async def test_a_foreign_process_is_seen_and_named_beside_prometheus_too(
-    world: World, tmp_path: Path
-) -> None:
-    node = world.add("node")
-    async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, node):
-        await world.start(taking(tokens))
-        world.fleet.set_foreign(node, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
-
-        await world.wait_state(node, 0, "foreign")
-
-        gpu = await world.gpu(node)
-        signals = gpu["signals"]
-        assert signals["utilization"]["source"] == signals["memory"]["source"] == "agent"
-        (process,) = gpu["foreign_processes"]
-        assert (process["name"], process["pid"], process["pod"]) == ("python3", 4711, "")
-        assert process["memory_bytes"] == 20 * GIB
-        assert (await world.gpu(node, 1))["foreign_processes"] == []
-
-        world.fleet.set_foreign(node, 0, None)
-
-        await world.wait_gpu(node, 0, lambda gpu: not gpu["foreign_processes"], "has no process")
-
-
 async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path) -> None:
     mine, others = world.add("mine"), world.add("others")
     async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, mine):

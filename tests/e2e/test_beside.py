@@ -46,22 +46,6 @@ async def test_gated_pod_causes_no_request_and_holds_nothing(
     assert len(await world.decisions(gated)) > 0
 
 
-async def test_new_node_passes_before_its_first_reading(
-    world: World,
-) -> None:
-    full = world.add("full", 1)
-    await world.start()
-    await world.tenants(full, 1, utilization=0.9)
-    waiting = pod("waiting")
-    await world.client.create(waiting)
-    await world.client.wait_unschedulable(waiting)
-
-    # Its exporter was not scraped yet, and no agent has reported.
-    await world.client.create(node("added", 1))
-
-    assert await world.bound([waiting]) == ["added"]
-
-
 async def test_a_node_without_its_device_plugin_is_left_to_kube_scheduler(world: World) -> None:
     full = world.add("full", 1)
     await world.start()

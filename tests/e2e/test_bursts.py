@@ -19,14 +19,8 @@ async def four_frozen_nodes(
     return set(nodes)
 
 
-@pytest.mark.parametrize(
-    "kubelets",
-    [pytest.param(True, id="pods-run"), pytest.param(False, id="pods-stay-pending")],
-)
-async def test_a_burst_spreads_evenly_although_no_metric_moves(
-    world: World, kubelets: bool
-) -> None:
-    nodes = await four_frozen_nodes(world, kubelets=kubelets)
+async def test_a_burst_spreads_evenly_although_no_metric_moves(world: World) -> None:
+    nodes = await four_frozen_nodes(world)
 
     placed = await world.place_all([pod(f"burst-{number}") for number in range(32)])
 
@@ -88,15 +82,3 @@ async def test_pods_that_hold_gpus_survive_a_restart_of_the_extender(world: Worl
 
     assert spread(before) == dict.fromkeys(nodes, 4)
     assert spread(after) == dict.fromkeys(nodes, 4)
-
-
-async def test_readings_replace_assumed_pods(world: World) -> None:
-    quiet, loud = world.add_shared("quiet"), world.add_shared("loud")
-    await world.start({"assumed": {"warm_up_seconds": 1}})
-    await world.tenants(quiet, 2, utilization=0.0, memory="64Mi")
-    await world.tenants(loud, 1, utilization=0.9, memory="64Mi")
-    await world.covered(quiet, loud)
-    await world.fill_host(quiet)
-
-    # With assumed pods only, the node with fewer pods would be the better one.
-    assert await world.place(pod("next")) == quiet

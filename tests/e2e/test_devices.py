@@ -38,23 +38,6 @@ async def test_a_pod_never_lands_where_its_memory_does_not_fit(world: World) -> 
     assert "FailedScheduling" in shown
 
 
-async def test_a_pod_waits_while_no_node_has_room_for_it(world: World) -> None:
-    tight = world.add_shared("tight")
-    await world.start()
-    (tenant,) = await world.tenants(tight, 1, memory="12Gi")
-    large = pod("large", annotations=ROOM_OF_20_GIB)
-    await world.client.create(large)
-
-    assert "1 node(s) had too little free GPU memory" in await world.client.wait_unschedulable(
-        large
-    )
-
-    await world.end(tenant)
-    await world.touch(tight)
-
-    assert await world.bound([large]) == [tight]
-
-
 async def test_a_gpu_that_others_use_is_refused_and_kubectl_says_so(world: World) -> None:
     taken = [world.add(f"taken-{number}") for number in range(3)]
     clean = world.add("clean", cards=1)
@@ -94,16 +77,6 @@ async def test_a_node_with_a_gpu_fallen_off_the_bus_is_refused(world: World) -> 
         "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, "
         "1 node(s) had too few working GPUs.",
     )
-
-
-async def test_a_node_whose_gpu_vanished_from_telemetry_comes_last(world: World) -> None:
-    lost, healthy = world.add("lost"), world.add("healthy")
-    world.fleet.kill_device(lost, 0, Loss.VANISHED)
-    await world.start()
-    await world.fill_host(healthy)
-
-    assert await world.place_all([pod("first"), pod("second")]) == [healthy] * 2
-    assert await world.place(pod("third")) == lost
 
 
 async def test_a_mig_pod_goes_where_instances_of_its_profile_are_idle(world: World) -> None:
@@ -151,14 +124,6 @@ async def test_a_node_where_pods_die_at_once_is_no_longer_first_choice(world: Wo
     assert await world.place(pod("next")) == other
 
 
-def of_job(name: str, node: str) -> Object:
-    """Build a pod of the Job `train` that runs on a node and fails at once."""
-    dying = pod(name, annotations={ENDS_AFTER: "100ms", FAILS: "true"}, nodeName=node)
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "train"}
-    dying["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
-    return dying
-
-
 async def die(world: World, *items: Object) -> None:
     """Let pods start and fail, and wait until the extender knows."""
     await world.client.create_all(items)
@@ -167,82 +132,3 @@ async def die(world: World, *items: Object) -> None:
             item, lambda current: current["status"].get("phase") == "Failed", "failed"
         )
     await world.settled()
-
-
-async def idle_and_lively(world: World) -> tuple[str, str]:
-    """Start with an unused shared card and one that a tenant keeps at 28 %."""
-    idle, lively = world.add_shared("idle"), world.add_shared("lively")
-    await world.start({"assumed": {"warm_up_seconds": 1}})
-    await world.tenants(lively, 1, utilization=0.28)
-    await world.covered(lively)
-    return idle, lively
-
-
-async def test_a_job_that_dies_anywhere_pushes_no_other_pod_to_a_busier_card(world: World) -> None:
-    idle, lively = await idle_and_lively(world)
-    await world.fill_host(idle)
-
-    await die(world, of_job("train-1", idle), of_job("train-2", idle))
-    first = pod("first")
-    assert await world.place(first) == idle
-    await world.end(first)
-
-    await die(world, of_job("train-3", lively))
-    assert await world.place(pod("second")) == idle
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        pytest.param({"reason": "TopologyAffinityError"}, id="refused by the kubelet"),
-        pytest.param(
-            {
-                "containerStatuses": [
-                    {
-                        "name": "main",
-                        "image": "",
-                        "imageID": "",
-                        "ready": False,
-                        "restartCount": 0,
-                        "state": {
-                            "terminated": {
-                                "exitCode": 128,
-                                "reason": "StartError",
-                                "message": "nvidia-container-cli: initialization error: nvml "
-                                "error: driver/library version mismatch: unknown",
-                            }
-                        },
-                    }
-                ]
-            },
-            id="not started for want of the device",
-        ),
-    ],
-)
-async def test_one_pod_that_fails_by_a_device_sends_the_next_elsewhere(
-    world: World, status: Object
-) -> None:
-    idle, lively = await idle_and_lively(world)
-    await world.fill_host(lively)
-    victim = pod("victim")
-    assert await world.place(victim) == idle
-    uid = (await world.running(victim))["metadata"]["uid"]
-
-    async def is_off_its_gpu() -> bool:
-        return uid not in world.fleet.placements
-
-    await world.client.set_phase(victim, "Failed", **status)
-    await wait_for(is_off_its_gpu, "the failed pod holds no GPU")
-    await world.settled()
-
-    assert await world.place(pod("next")) == lively
-
-
-async def test_a_failing_jobs_next_pods_try_another_node(world: World) -> None:
-    idle, lively = await idle_and_lively(world)
-    await die(world, of_job("train-1", idle))
-    retry = of_job("train-2", "")
-    del retry["spec"]["nodeName"]
-
-    assert await world.place(retry) == lively
-    assert await world.place(pod("other")) == idle

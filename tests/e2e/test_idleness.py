@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from simulation.models import A100_40GB, H100, V100
-from testkit.controlplane.objects import Object, pod
-from testkit.controlplane.world import World, spread
+from testkit.controlplane.objects import pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -27,12 +26,6 @@ async def test_an_idle_node_beats_a_busy_one(world: World) -> None:
     quiet, _ = await quiet_and_busy(world)
 
     assert await world.place(pod("stock")) == quiet
-
-
-async def test_a_stock_pod_needs_no_more_than_a_scheduler_name(world: World) -> None:
-    quiet, _ = await quiet_and_busy(world)
-
-    assert await world.place(pod("stock", schedulerName="idlegpu-scheduler")) == quiet
 
 
 async def test_whole_nodes_on_the_wire_lead_to_the_same_node(world: World) -> None:
@@ -81,44 +74,6 @@ async def test_a_pod_that_requires_idle_gpus_waits_for_them(world: World) -> Non
     assert await world.bound([patient]) == [busy]
 
 
-async def test_the_preferred_model_comes_first(world: World) -> None:
-    old = world.add("old", model=V100)
-    middle = world.add("middle", model=A100_40GB)
-    new = world.add("new", model=H100)
-    await world.start()
-    await world.fill_host(old, middle)
-
-    def choosy(name: str, models: str) -> Object:
-        return pod(name, annotations={"idlegpu.io/prefer-models": models})
-
-    assert await world.place(choosy("a", "A100,H100")) == middle
-    assert await world.place(choosy("b", "V100")) == old
-    assert await world.place(choosy("c", "B200,H100,V100")) == new
-
-
-async def test_packing_keeps_whole_nodes_free(world: World) -> None:
-    started, empty = world.add("started", cards=8), world.add("empty", cards=8)
-    await world.start()
-    await world.tenants(started, 5, utilization=0.9)
-    await world.fill_host(started)
-    packing = [
-        pod(f"packing-{number}", annotations={"idlegpu.io/strategy": "pack"}) for number in range(3)
-    ]
-
-    assert await world.place_all(packing) == [started] * 3
-    assert await world.place(pod("large", 8)) == empty
-
-
-async def test_kube_schedulers_own_ties_do_not_undo_our_order(world: World) -> None:
-    nodes = [world.add(f"equal-{number}", cards=8) for number in range(6)]
-    await world.start({"strategy": "pack"})
-    pods = [pod(f"pod-{number}") for number in range(10)]
-
-    placed = [await world.place(item) for item in pods]
-
-    assert placed == [nodes[0]] * 8 + [nodes[1]] * 2
-
-
 async def test_the_first_choice_of_many_equal_nodes_wins_every_time(world: World) -> None:
     nodes = [world.add(f"equal-{number}") for number in range(6)]
     await world.start()
@@ -129,11 +84,3 @@ async def test_the_first_choice_of_many_equal_nodes_wins_every_time(world: World
         (decision, *_) = await world.decisions(item)
         assert placed == decision["node"] == nodes[0]
         await world.end(item)
-
-
-async def test_without_news_of_load_pods_spread_where_that_is_wanted(world: World) -> None:
-    nodes = [world.add(f"equal-{number}", cards=4) for number in range(3)]
-    await world.start({"strategy": "spread"})
-    placed = await world.place_all([pod(f"pod-{number}") for number in range(9)])
-
-    assert spread(placed) == dict.fromkeys(nodes, 3)

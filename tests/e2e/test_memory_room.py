@@ -7,7 +7,6 @@ import pytest
 from simulation.devices import Load
 from simulation.kubelet import MEMORY_ANNOTATION
 from simulation.models import GIB
-from testkit.controlplane.client import unschedulable
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
@@ -62,21 +61,6 @@ async def test_declared_memory_stays_reserved_before_it_is_used(
     assert await world.place(asking("small", 6)) == card
 
 
-async def test_a_limit_of_vllm_counts_as_declared_memory(world: World) -> None:
-    card, other = world.add_shared("card"), world.add_shared("other")
-    await world.start({**BRIEF, "cluster": {"memory_limits": True}})
-    await tenant(world, card, 10)
-    first, second = pod("vllm-1"), pod("vllm-2")
-    for item in (first, second):
-        item["spec"]["containers"][0]["args"] = ["--gpu-memory-utilization", "0.7"]
-    await world.covered(card, other)
-
-    # 0.7 of 24 GiB does not fit beside 10 GiB, nor beside another 0.7.
-    assert await world.place(first) == other
-    assert NO_MEMORY.replace("1", "2", 1) in await refused(world, second)
-    assert await world.place(asking("small", 6)) in {card, other}
-
-
 async def test_foreign_memory_is_not_free_after_a_pod_has_left(world: World) -> None:
     card = world.add_shared("card")
     world.fleet.set_foreign(card, 0, Load(memory_bytes=12 * GIB))
@@ -100,80 +84,3 @@ async def test_foreign_memory_is_not_free_after_a_pod_has_left(world: World) -> 
     await world.wait_gpu(card, 0, lambda gpu: gpu["state"] == "idle", "is idle")
     await world.touch(card)
     assert await world.bound([large]) == [card]
-
-
-async def test_memory_beyond_the_pods_processes_is_foreign_while_pods_load(
-    world: World,
-) -> None:
-    """Newer exporters report each pod's memory on a shared GPU."""
-    card = world.add_shared("card")
-    await world.start(BRIEF)
-    await tenant(world, card, 12)
-    world.fleet.set_foreign(card, 0, Load(memory_bytes=8 * GIB))
-    await world.settled()
-    await world.covered(card)
-
-    assert NO_MEMORY in await refused(world, asking("large", 5))
-    assert await world.place(asking("small", 2)) == card
-
-
-@pytest.mark.parametrize(("gib", "is_evicted"), [(10, False), (5, True)])
-async def test_no_pod_is_evicted_if_declared_memory_leaves_no_room(
-    world: World, gib: int, is_evicted: bool
-) -> None:
-    card = world.add_shared("card", replicas=2)
-    await world.start(BRIEF)
-    urgently = await world.priority_class("urgent", 1000)
-    await tenant(world, card, 17, priorityClassName=urgently)
-    small = await tenant(world, card, 1)
-    await world.covered(card)
-    urgent = asking("urgent", gib, priorityClassName=urgently)
-    await world.client.create(urgent)
-
-    if is_evicted:
-        assert await world.bound([urgent]) == [card]
-        return
-    await world.client.wait_unschedulable(urgent)
-    waiting = await world.client.get(urgent)
-    kept = await world.client.get(small)
-    assert not waiting["status"].get("nominatedNodeName")
-    assert not kept["metadata"].get("deletionTimestamp")
-
-
-async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(world: World) -> None:
-    card = world.add_shared("card")
-    await world.start(BRIEF)
-    await tenant(world, card, 16)
-    await world.covered(card)
-    large = asking("expected", 10)
-    assert NO_MEMORY in await refused(world, large)
-
-    for _ in range(3):
-        # Kueue and Karpenter set the nominated node, and so does kube-scheduler before binding. The
-        # nomination stays until kube-scheduler has retried the pod.
-        tried = len(await world.decisions(large))
-        await world.client.patch(large, {"status": {"nominatedNodeName": card}}, "status")
-        await world.touch(card)
-        await world.decided(large, more_than=tried)
-
-    assert {decision["feasible"] for decision in await world.decisions(large)} == {0}
-    waiting = await world.client.get(large)
-    assert not waiting["spec"].get("nodeName")
-    assert NO_MEMORY in unschedulable(waiting)
-
-
-async def test_next_pod_of_an_owner_goes_where_its_usual_memory_fits(world: World) -> None:
-    own, calm, roomy = (world.add_shared(name) for name in ("own", "calm", "roomy"))
-    await world.start(BRIEF)
-    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "serve", "uid": "serve"}
-    first = pod("serve-1", nodeName=own, annotations={MEMORY_ANNOTATION: "12Gi"})
-    first["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
-    await world.client.create(first)
-    await world.running(first)
-    await world.tenants(calm, 1, utilization=0.35, memory="14Gi")
-    await world.tenants(roomy, 1, utilization=0.8, memory="1Gi")
-    await world.covered(own, calm, roomy)
-    following = pod("serve-2")
-    following["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
-
-    assert await world.place(following) == roomy

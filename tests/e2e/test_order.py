@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 ZONE: Final = "topology.kubernetes.io/zone"
 FAVOURED: Final = "test.idlegpu.io/favoured"
 APP: Final = {"app": "spread"}
-SIZES: Final = (1, 2, 4, 8, 16)
-KINDS: Final = ("whole", "shared")
+GROUP: Final = "test.idlegpu.io/group"
+SIZES: Final = tuple((kind, cards) for kind in ("whole", "shared") for cards in (1, 2, 4, 8, 16))
+"""Kinds of GPUs and their number: the nodes of each are candidates for their own pods alone."""
 WARM: Final = {"assumed": {"warm_up_seconds": 1}}
 
 SPREAD_ZONES: Final = {
@@ -32,8 +33,25 @@ SPREAD_ZONES: Final = {
 }
 
 
-def add(world: World, kind: str, name: str, cards: int) -> str:
-    return world.add_shared(name, cards) if kind == "shared" else world.add(name, cards)
+Size = tuple[str, int]
+
+
+def name_of(size: Size) -> str:
+    kind, cards = size
+    return f"{kind}-{cards}"
+
+
+def only(size: Size) -> dict[str, str]:
+    """Return the node selector of a size's nodes."""
+    return {GROUP: name_of(size)}
+
+
+def add_to(world: World, size: Size, name: str, zone: str, *labels: tuple[str, str]) -> str:
+    """Add a node to those of a size."""
+    kind, cards = size
+    add = world.add_shared if kind == "shared" else world.add
+    own = ((GROUP, name_of(size)), (ZONE, zone), *labels)
+    return add(f"{name_of(size)}-{name}", cards, labels=own)
 
 
 async def label(world: World, labels: dict[str, dict[str, str]]) -> None:
@@ -72,7 +90,7 @@ def spreading(name: str, annotations: Mapping[str, str] | None = None, **more: A
     )
 
 
-def preferring_favoured(name: str) -> Object:
+def preferring_favoured(name: str, **more: Any) -> Object:
     """Build a pod whose soft constraints all prefer the favoured nodes and their zone."""
     preferred = [
         {
@@ -81,25 +99,32 @@ def preferring_favoured(name: str) -> Object:
         }
     ]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-    return spreading(name, affinity=affinity)
+    return spreading(name, affinity=affinity, **more)
 
 
 # --- among equal nodes kube-scheduler's scores decide ---------------------------------------------
 
 
-@pytest.mark.parametrize("cards", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_soft_zone_spread_decides_among_equal_nodes(
-    world: World, kind: str, cards: int
-) -> None:
-    nodes = [add(world, kind, f"{zone}-{number}", cards) for zone in "ab" for number in range(3)]
+async def test_soft_zone_spread_decides_among_equal_nodes(world: World) -> None:
+    groups = {
+        size: [
+            add_to(world, size, f"{zone}-{number}", zone) for zone in "ab" for number in range(3)
+        ]
+        for size in SIZES
+    }
     await world.start()
-    zones = {node: {ZONE: "a" if at < 3 else "b"} for at, node in enumerate(nodes)}
-    await label(world, zones)
 
-    placed = [await world.place(spreading(f"pod-{number}")) for number in range(4)]
+    placed: dict[Size, list[str]] = {size: [] for size in SIZES}
+    for number in range(4):
+        pods = [
+            spreading(f"pod-{name_of(size)}-{number}", nodeSelector=only(size)) for size in SIZES
+        ]
+        for size, node in zip(SIZES, await world.place_all(pods), strict=True):
+            placed[size].append(node)
 
-    assert zones_of(placed, zones) == {"a": 2, "b": 2}
+    for size, nodes in groups.items():
+        zones = {node: {ZONE: "a" if at < 2 else "b"} for at, node in enumerate(nodes)}
+        assert zones_of(placed[size], zones) == {"a": 2, "b": 2}, size
 
 
 async def test_preferences_decide_in_a_shortlist_of_equal_nodes(world: World) -> None:
@@ -144,29 +169,41 @@ async def test_a_small_difference_in_load_is_less_than_soft_zone_spread(world: W
 # --- the extender decides material differences ----------------------------------------------------
 
 
-@pytest.mark.parametrize("cards", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_idle_against_busy_never_loses_to_all_wishes_together(
-    world: World, kind: str, cards: int
-) -> None:
-    idle, worse = add(world, kind, "z-idle", cards), add(world, kind, "a-worse", cards)
-    if kind == "whole" and cards == 1:
-        world.fleet.silence(worse)  # a node with foreign use would be refused
-    elif kind == "whole":
-        world.fleet.set_foreign(worse, 0, Load(utilization=0.9, memory_bytes=30 * GIB))
+async def test_idle_against_busy_never_loses_to_all_wishes_together(world: World) -> None:
+    groups = {
+        size: (
+            add_to(world, size, "z-idle", "a"),
+            add_to(world, size, "a-worse", "b", (FAVOURED, "yes")),
+        )
+        for size in SIZES
+    }
+    worse = {size: node for size, (_, node) in groups.items()}
+    shared = {size: node for size, node in worse.items() if size[0] == "shared"}
+    foreign = {size: node for size, node in worse.items() if size[0] == "whole" and size[1] > 1}
+    for node in foreign.values():
+        world.fleet.set_foreign(node, 0, Load(utilization=0.9, memory_bytes=30 * GIB))
+    silent = worse["whole", 1]
+    world.fleet.silence(silent)  # a node with foreign use would be refused
     await world.start(WARM)
-    if kind == "shared":
-        await world.tenants(worse, cards, utilization=0.9)
-        await world.covered(worse)
-    elif cards > 1:
-        await world.wait_state(worse, 0, "foreign")
-    await label(world, {idle: {ZONE: "a"}, worse: {ZONE: "b", FAVOURED: "yes"}})
-    if cards > 1 or kind == "shared":
-        assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == idle
-    await avoid(world, idle)
-    await world.fill_host(idle)
+    for (_, cards), node in shared.items():
+        await world.tenants(node, cards, utilization=0.9)
+    await world.covered(*shared.values())
+    for node in foreign.values():
+        await world.wait_state(node, 0, "foreign")
+    every = {size: idle for size, (idle, _) in groups.items()}
+    beside = {size: idle for size, idle in every.items() if worse[size] != silent}
+    before = [
+        spreading(f"before-{name_of(size)}", nodeSelector={**only(size), ZONE: "a"})
+        for size in beside
+    ]
+    assert await world.place_all(before) == list(beside.values())
+    await avoid(world, *every.values())
+    await world.fill_host(*every.values())
 
-    assert await world.place(preferring_favoured("drawn")) == idle
+    drawn = [
+        preferring_favoured(f"drawn-{name_of(size)}", nodeSelector=only(size)) for size in SIZES
+    ]
+    assert await world.place_all(drawn) == list(every.values())
 
 
 async def test_a_preferred_model_outweighs_soft_zone_spread(world: World) -> None:
@@ -205,21 +242,28 @@ async def test_a_clear_difference_in_load_outweighs_soft_zone_spread(world: Worl
     assert await world.place(spreading("second", annotations=tolerant)) == calm
 
 
-@pytest.mark.parametrize("cards", SIZES[1:])
-async def test_one_gpu_of_fit_outweighs_least_allocated(world: World, cards: int) -> None:
-    for name in "ab":
-        world.add(name, cards)
+async def test_one_gpu_of_fit_outweighs_least_allocated(world: World) -> None:
+    sizes = [(kind, cards) for kind, cards in SIZES if kind == "whole" and cards > 1]
+    for size in sizes:
+        for name in "ab":
+            add_to(world, size, name, "a")
     await world.start()
-    requests = {"cpu": str(112 // cards), "memory": f"{896 // cards}Gi", GPU: "1"}
 
-    def proportional(name: str) -> Object:
-        item = pod(name)
+    def proportional(size: Size, number: int) -> Object:
+        _, cards = size
+        item = pod(f"pod-{name_of(size)}-{number}", nodeSelector=only(size))
+        requests = {"cpu": str(112 // cards), "memory": f"{896 // cards}Gi", GPU: "1"}
         item["spec"]["containers"][0]["resources"]["requests"] = requests
         return item
 
-    placed = [await world.place(proportional(f"pod-{number}")) for number in range(min(cards, 5))]
+    placed: dict[Size, set[str]] = {size: set() for size in sizes}
+    for number in range(5):
+        having_room = [size for size in sizes if number < size[1]]
+        pods = [proportional(size, number) for size in having_room]
+        for size, node in zip(having_room, await world.place_all(pods), strict=True):
+            placed[size].add(node)
 
-    assert len(set(placed)) == 1
+    assert {size: len(nodes) for size, nodes in placed.items()} == dict.fromkeys(sizes, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from simulation.devices import Load, Loss
-from simulation.models import GIB
+from simulation.devices import Loss
 from testkit.controlplane.client import address
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.world import World
@@ -35,49 +34,6 @@ async def test_no_pod_is_evicted_for_load(world: World) -> None:
     assert not waiting["status"].get("nominatedNodeName")
     left = {item["metadata"]["name"] for item in await world.client.list_pods()}
     assert {item["metadata"]["name"] for item in tenants} <= left
-
-
-async def test_idle_requirement_preempts_if_pods_hold_all_whole_gpus(
-    world: World,
-) -> None:
-    full, busy = world.add("full", cards=1), world.add_shared("busy")
-    await world.start()
-    (victim,) = await world.tenants(full, 1, utilization=0.9)
-    kept = await world.tenants(busy, 1, utilization=0.9)
-    urgently = await world.priority_class("urgent", 1000)
-    urgent = pod(
-        "urgent",
-        annotations={"idlegpu.io/require-idle": "true"},
-        priorityClassName=urgently,
-    )
-
-    assert await world.place(urgent) == full
-    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
-    assert victim["metadata"]["name"] not in left
-    assert kept[0]["metadata"]["name"] in left
-
-
-async def test_idle_requirement_evicts_no_pod_beside_a_foreign_gpu(
-    world: World,
-) -> None:
-    half, foreign = world.add("half"), world.add("foreign")
-    await world.start()
-    (victim,) = await world.tenants(half, 1, utilization=0.9)
-    (kept,) = await world.tenants(foreign, 1, utilization=0.9)
-    world.fleet.set_foreign(foreign, 1, Load(utilization=0.85, memory_bytes=30 * GIB))
-    await world.wait_state(foreign, 1, "foreign")
-    urgently = await world.priority_class("urgent", 1000)
-    urgent = pod(
-        "urgent",
-        2,
-        annotations={"idlegpu.io/require-idle": "true"},
-        priorityClassName=urgently,
-    )
-
-    assert await world.place(urgent) == half
-    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
-    assert victim["metadata"]["name"] not in left
-    assert kept["metadata"]["name"] in left
 
 
 async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
@@ -137,18 +93,3 @@ async def set_finalizers(world: World, item: Object, finalizers: list[str] | Non
         {"metadata": {"finalizers": finalizers}},
         content_type="application/merge-patch+json",
     )
-
-
-async def test_a_preemptor_evicts_where_gpus_can_work(world: World) -> None:
-    sound, dead = world.add("sound"), world.add("dead")
-    world.fleet.set_xid(dead, 0, 79)
-    await world.start()
-    await world.tenants(sound, 1, gpus=2)
-    kept = await world.tenants(dead, 1, gpus=2)
-    await world.wait_state(dead, 1, "excluded")
-    urgently = await world.priority_class("urgent", 1000)
-    urgent = pod("urgent", 2, priorityClassName=urgently)
-
-    assert await world.place(urgent) == sound
-    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
-    assert {item["metadata"]["name"] for item in kept} <= left

@@ -63,22 +63,6 @@ async def test_a_node_is_refused_before_its_kubelet_would_refuse_the_pod(
         assert await world.bound([pair]) == [node]
 
 
-async def test_containers_are_judged_one_after_the_other_as_by_the_kubelet(
-    world: World, tmp_path: Path
-) -> None:
-    node = world.add("node", 4, numa_nodes=(0, 0, 0, 1), labels=LABELS)
-    async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, node):
-        await world.start({**WITHOUT_PROMETHEUS, "agents": tokens.settings})
-        two_and_two = pod("two-and-two", containers=containers(2, 2))
-        await world.client.create(two_and_two)
-
-        message = await world.client.wait_unschedulable(two_and_two)
-
-        assert "too few free GPUs on one NUMA node" in message
-        three_and_one = pod("three-and-one", containers=containers(3, 1))
-        assert await world.place(three_and_one) == node
-
-
 def containers(*gpus: int) -> list[dict[str, Any]]:
     """Build containers with these numbers of requested GPUs."""
     return [

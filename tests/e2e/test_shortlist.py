@@ -167,14 +167,6 @@ async def best_of_three(world: World, shortlist: int) -> tuple[str, str]:
     return best, second
 
 
-async def test_without_a_shortlist_another_extender_may_refuse_our_best_node(world: World) -> None:
-    best, second = await best_of_three(world, 0)
-    async with refusing(best) as url:
-        await start_scheduler(world, other(url, ignorable=True))
-
-        assert await world.place(pod("stock")) == second
-
-
 async def test_other_extender_is_called_before_ours_if_not_ignorable(world: World) -> None:
     best, second = await best_of_three(world, 1)
     async with refusing(best) as url:

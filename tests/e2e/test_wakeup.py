@@ -120,21 +120,6 @@ async def test_new_node_takes_pods_at_once_and_waiting_pods_once_idle(
     assert await world.client.wait_bound(patient) == node
 
 
-async def test_a_pod_is_not_woken_for_a_node_that_it_may_not_go_to(world: World) -> None:
-    other = world.add("other", cards=1)
-    only = await start(world)
-    await make_busy(world, other)
-    patient = await refused(world, nodeSelector={"kubernetes.io/hostname": only})
-    since = log_length(world.services.extender)
-
-    await make_idle(world, other)
-    await stays_waiting(world, patient)
-    assert lines(world.services.extender, since, "woke waiting pods") == []
-
-    await make_idle(world, only)
-    assert await world.client.wait_bound(patient) == only
-
-
 async def test_without_waking_the_pod_waits_on(world: World) -> None:
     node = await start(world, enabled=False)
     patient = await refused(world)
