@@ -26,7 +26,7 @@ from agent.tenants.kubelet import UNKNOWN_TOPOLOGY, KubeletFlags, Topology
 from extender.core.decision.signals import agreed_activity
 from extender.core.devices.readings import Signal
 from extender.core.policy import RECOVERY_CHANGED
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from bench.placing import Connection, Placed, Scheduler, percentile
 from bench.processes import watching_memory
 from bench.timing import Phase, place_and_free, request_noise
 from bench.world import BenchError, FleetSpec, World, open_world
-from extender.webhook.admission.webhook import PATH as ADMISSION_PATH
+from extender.webhook.admission import PATH as ADMISSION_PATH
 from testkit.certificates import client_context, issue
 from testkit.controlplane.process import free_port
 

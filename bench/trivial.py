@@ -12,7 +12,7 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from extender.webhook.abandoned import is_gone
+from extender.webhook.handlers import is_gone
 
 MAX_BODY_BYTES: Final = 1 << 28
 ANSWERED: Final = web.AppKey("answered", set[str])

@@ -11,14 +11,11 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from extender.api.access import make_access
-from extender.api.fleet_routes import FleetRoutes
-from extender.api.health_routes import health_routes
-from extender.api.metrics_route import export_ports, export_state, metrics_route
+from extender.api.json_routes import FleetRoutes, PodRoutes
 from extender.api.page.routes import STREAM, PageRoutes
-from extender.api.pod_routes import PodRoutes
-from extender.effects.events import AnnotationWarnings, EventWriter
+from extender.api.status_routes import export_ports, export_state, health_routes, metrics_route
+from extender.effects.events import AnnotationWarnings, EventWriter, PlacementEvents
 from extender.effects.peers import build_peers
-from extender.effects.placement_events import PlacementEvents
 from extender.effects.waker import own_namespace
 from extender.effects.waker_runner import WakerRunner
 from extender.fleet.fleet import Fleet
@@ -29,13 +26,12 @@ from extender.insight.replicas import Replicas
 from extender.insight.shadow_mode import ShadowMode
 from extender.kube.client import KubeClient
 from extender.kube.lease import make_identity
-from extender.placement.binding_attribution import BindingAttribution
-from extender.placement.bindings import InventoryTap
+from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import BypassedPods
+from extender.placement.evaluation_cache import WarmUp
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from extender.placement.request_log import RequestLog
-from extender.placement.warm_up import WarmUp
 from extender.runtime import logs
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.gc_control import GcControl
@@ -49,11 +45,9 @@ from extender.settings.config import Settings
 from extender.settings.reload import Reloader, SettingsFile
 from extender.sources.prometheus.plots import PrometheusPlots
 from extender.sources.source_manager import SourceManager
-from extender.webhook.abandoned import noting_wrong_paths
-from extender.webhook.admission.proposals import Proposals
-from extender.webhook.admission.webhook import PATH as ADMISSION
-from extender.webhook.admission.webhook import build_webhook
-from extender.webhook.handlers import MAX_BODY_BYTES, Webhooks
+from extender.webhook.admission import PATH as ADMISSION
+from extender.webhook.admission import Proposals, build_webhook
+from extender.webhook.handlers import MAX_BODY_BYTES, Webhooks, noting_wrong_paths
 
 logger = logging.getLogger(__name__)
 

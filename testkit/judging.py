@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from extender.core.nodes.inventory import PodRecord
-from extender.placement.binding_attribution import BindingAttribution
-from extender.placement.bindings import InventoryTap
+from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import GRACE_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredRequest
 from extender.settings.service import BypassSettings

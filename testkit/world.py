@@ -9,8 +9,7 @@ import numpy as np
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from extender.api.fleet_routes import FleetRoutes
-from extender.api.pod_routes import PodRoutes
+from extender.api.json_routes import FleetRoutes, PodRoutes
 from extender.core.decision.decision import Decision
 from extender.core.devices.readings import DeviceInfo, DeviceKey, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord

@@ -132,7 +132,7 @@ def room_of(name: str) -> Room:
             )
         case "admission":
             tests = ("tests/extender/webhook/admission/test_*.py",)
-            return Room(name=name, code=("extender/webhook/admission/*.py",), tests=tests)
+            return Room(name=name, code=("extender/webhook/admission.py",), tests=tests)
         case _:
             tests = (f"tests/extender/{name}/**/test_*.py",)
             return Room(name=name, code=(f"extender/{name}/**/*.py",), tests=tests)

@@ -24,7 +24,7 @@ from agent import config as agent_config
 from agent.exporter import metrics
 from agent.options import Options
 from agent.sampler import Sampler
-from extender.api.metrics_route import export_ports
+from extender.api.status_routes import export_ports
 from extender.app import Extender
 from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.findings import Check
@@ -41,7 +41,7 @@ from tests.reference_api import render_answers, render_routes
 PROGRAMS: Final = {
     "python -m extender": "extender/__main__.py",
     "python -m agent": "agent/__main__.py",
-    "idlegpu": "extender/cli/remote/errors.py",
+    "idlegpu": "extender/cli/transports.py",
 }
 """Module with the documented exit statuses of each program."""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import h11
 
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 
 # aiohttp was tried in place of h11: 89 lines of code instead of 126, and 12 MiB of memory instead
 # of 0.5. Most limits stay ours, because its server has none for the number of connections, for a

@@ -5,17 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from extender.answers.advice import Advice
-from extender.answers.answer import Answer
-from extender.answers.bypassed import BypassedAnswer
-from extender.answers.decisions import DecisionAnswer, Decisions
-from extender.answers.explanation import Explanation
+from extender.answers.answer import Answer, Readiness, Session
+from extender.answers.decisions import Best, DecisionAnswer, Decisions, Regret
 from extender.answers.fleet import Defrag, Gpus, NodeAnswer, Nodes
 from extender.answers.holding import Costs, HoldersAnswer, Size, Usage
-from extender.answers.pending import PendingAnswer
-from extender.answers.pods import Pods
-from extender.answers.regret import Regret
-from extender.answers.service import Readiness, Session
-from extender.answers.verdicts import Best
+from extender.answers.pods import BypassedAnswer, Explanation, PendingAnswer, Pods
 
 _Kind = TypeVar("_Kind", bound=Answer)
 

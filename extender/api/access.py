@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter
 
 from extender.answers import routes
-from extender.answers.service import Session
+from extender.answers.answer import Session
 from extender.api.caller import HEADER, SESSION_PATH, Caller, Callers
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
@@ -23,7 +23,7 @@ from extender.fleet.pods import NameCounts
 from extender.kube.client import KubeClient
 from extender.placement.history import DecisionHistory
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_answers import NOT_KEPT, error_answer, json_answer
+from extender.server.json_api import NOT_KEPT, error_answer, json_answer
 from extender.server.redaction import SEES_ALL, VIEWER, AccessError, Viewer
 from extender.settings.api import ApiSettings, is_loopback
 from extender.settings.config import Settings

@@ -26,7 +26,7 @@ from extender.kube.token_review import (
     token_key,
 )
 from extender.runtime.fair_queue import BusyError, FairQueue
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 from extender.server.redaction import NO_NAMESPACE, AccessError
 from extender.settings.api import ApiSettings
 

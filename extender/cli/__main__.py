@@ -13,8 +13,8 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.cli.remote.errors import ClientError
 from extender.cli.session import connection_options
+from extender.cli.transports import ClientError
 
 # Names and help lines of the subcommands; the module of each is imported only when it runs.
 #

@@ -15,25 +15,27 @@ import msgspec
 from extender.answers import routes
 from extender.answers.advice import Advice
 from extender.answers.answer import Answer
-from extender.answers.bypassed import BypassedAnswer
-from extender.answers.decisions import Decisions
-from extender.answers.explanation import Explanation
+from extender.answers.decisions import Best, Decisions, Regret
 from extender.answers.fleet import Defrag, Gpus, NodeAnswer, Nodes
 from extender.answers.holding import Costs, HoldersAnswer, Size, Usage
-from extender.answers.pending import PendingAnswer
-from extender.answers.pods import Pods
-from extender.answers.regret import Regret
+from extender.answers.pods import BypassedAnswer, Explanation, PendingAnswer, Pods
 from extender.answers.routes import Route
-from extender.answers.verdicts import Best
-from extender.cli.jobs import PATHS, GpuJob, only_scheduler
+from extender.cli.manifests import PATHS, GpuJob, only_scheduler
 from extender.cli.proposals import propose_for
-from extender.cli.remote.errors import ClientError, Failure, cause_of
-from extender.cli.remote.transports import Login, Transport, UrlTransport, base_of
+from extender.cli.transports import (
+    ClientError,
+    Failure,
+    Login,
+    Transport,
+    UrlTransport,
+    base_of,
+    cause_of,
+)
 from extender.core.sizing import Proposal
 from extender.runtime.decoding import MalformedError, decode_with
 
 if TYPE_CHECKING:
-    from extender.cli.remote.cluster import Cluster  # takes half a second
+    from extender.cli.cluster import Cluster  # takes half a second
 
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "GpuJob", "Proposal"]
 
@@ -111,7 +113,7 @@ class Client:
         Raises:
             ClientError: the kubeconfig is missing or invalid.
         """
-        from extender.cli.remote.cluster import Cluster
+        from extender.cli.cluster import Cluster
 
         cluster = Cluster.from_kubeconfig(
             kubeconfig, context=context, timeout_seconds=timeout_seconds
@@ -430,7 +432,7 @@ class Client:
 
 
 def _default_cluster() -> "Cluster":
-    from extender.cli.remote.cluster import Cluster
+    from extender.cli.cluster import Cluster
 
     return Cluster.from_kubeconfig()
 

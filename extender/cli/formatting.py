@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.answers.decisions import VerdictAnswer
 from extender.answers.holding import HolderAnswer, SumsAnswer
 from extender.answers.routes import Route
-from extender.answers.verdicts import VerdictAnswer
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from extender.answers.holding import Size
 from extender.cli.manifests import Object, nested_pods, owner_of, pods_of
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.transports import ClientError, Failure
 from extender.core.sizing import Measured, Proposal, propose, texts_in
 
 _Measure = Callable[[Object, str | None], Size]

@@ -1,4 +1,4 @@
-"""Options, client and output format that all subcommands share."""
+"""Options, client, output format and name completion that all subcommands share."""
 
 import functools
 import sys
@@ -11,13 +11,15 @@ import click
 from extender.answers.answer import Answer
 from extender.cli.client import SERVICE, Client, read_token
 from extender.cli.formatting import Number
-from extender.cli.remote.errors import ClientError
+from extender.cli.transports import ClientError
 from extender.runtime.terminal_escapes import escape_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from extender.cli.remote.cluster import Cluster
+    from extender.cli.cluster import Cluster
+from collections.abc import Iterable
+from dataclasses import fields
 
 _P = ParamSpec("_P")
 
@@ -105,7 +107,7 @@ class Session:
     @functools.cached_property
     def cluster(self) -> "Cluster":
         """Client for the API server, created on first use."""
-        from extender.cli.remote.cluster import Cluster  # takes half a second
+        from extender.cli.cluster import Cluster  # takes half a second
 
         known = self._connection
         return Cluster.from_kubeconfig(
@@ -263,3 +265,59 @@ def connected(command: Callable[..., None], *, timeout: bool = True) -> Callable
         command(Session(ConnectionOptions(**own), values.pop("output")), **values)
 
     return output_option(connection_options(environment=False, timeout=timeout)(run))
+
+
+_SECONDS: Final = 2.0
+"""Time limit for one request."""
+_MOST: Final = 1000
+
+_Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _nodes(client: Client) -> Iterable[str]:
+    return (node.name for node in client.nodes().nodes)
+
+
+def _pods(client: Client) -> Iterable[str]:
+    """Yield the pods that hold GPUs, that wait, or whose decisions are remembered."""
+    for node in client.nodes().nodes:
+        yield from node.pods
+    yield from (pod.pod for pod in client.pending(limit=_MOST).pods)
+    yield from (one.pod for one in client.decisions(limit=_MOST).decisions)
+
+
+def _namespaces(client: Client) -> Iterable[str]:
+    return (pod.partition("/")[0] for pod in _pods(client) if "/" in pod)
+
+
+def _from(names_of: Callable[[Client], Iterable[str]]) -> _Complete:
+    """Return a completion callback for names that the extender knows."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            session = Session(_connection(ctx)).with_timeout(_SECONDS)
+            names = {name for name in names_of(session.client) if name.startswith(incomplete)}
+        except (ClientError, OSError, ValueError):
+            return []
+        given = ctx.params.get(param.name or "") or ()
+        return sorted(names.difference(given if param.nargs == -1 else ()))
+
+    return complete
+
+
+def _connection(ctx: click.Context) -> ConnectionOptions:
+    """Return the connection options typed so far: the subcommand's count before the group's."""
+    values: dict[str, Any] = {}
+    for one in fields(ConnectionOptions):
+        for context in (ctx, ctx.parent):
+            value = context.params.get(one.name) if context is not None else None
+            if value not in {None, one.default}:
+                values[one.name] = value
+                break
+    return ConnectionOptions(**values)
+
+
+NODES: Final = _from(_nodes)
+PODS: Final = _from(_pods)
+NAMESPACES: Final = _from(_namespaces)
+"""Values of `shell_complete` for click's parameters."""

@@ -17,11 +17,12 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from extender.effects.peer_link import PATH, PeerLink
-from extender.effects.peer_wire import (
+from extender.effects.peer_link import (
     MAX_BYTES,
+    PATH,
     Message,
     PeerError,
+    PeerLink,
     decode_message,
     encode_receipt,
     requests_in,

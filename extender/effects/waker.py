@@ -27,6 +27,7 @@ from extender.effects.wake_plan import (
     PACE,
     Hope,
     LookOrder,
+    PodWakes,
     Prospect,
     WakeNeed,
     WakePace,
@@ -34,12 +35,11 @@ from extender.effects.wake_plan import (
     nodes_with_room,
     open_to,
 )
-from extender.effects.wake_pods import PodWakes
 from extender.kube.client import KubeClient, KubeError, OnceLogger
 from extender.kube.kubeconfig import SERVICE_ACCOUNT
 from extender.kube.lease import Lease
 from extender.placement.placer import Placer
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 from extender.settings.service import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)

@@ -27,12 +27,16 @@ from extender.insight.measured_use import OWN_SECONDS, Measured, MinuteHistory, 
 from extender.insight.stranded import HostPods, find_stranded
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.fair_queue import BusyError, FairQueue
-from extender.server.json_answers import chunks, error_answer, json_answer, moment, unknown_node
-from extender.server.query_parameters import (
+from extender.server.json_api import (
     QueryError,
+    chunks,
+    error_answer,
+    json_answer,
+    moment,
     read_boolean,
     read_number,
     serve,
+    unknown_node,
 )
 from extender.server.redaction import VIEWER, of_pod, pod_name
 

@@ -28,7 +28,7 @@ from extender.insight.advice_rules import (
 )
 from extender.insight.measured_use import Measured
 from extender.insight.views import PRODUCT_LABEL
-from extender.server.json_answers import chunks
+from extender.server.json_api import chunks
 from extender.server.redaction import sees
 
 _PIECE_NODES: Final = 8

@@ -5,10 +5,9 @@ from dataclasses import asdict
 from aiohttp import web
 
 from extender.answers import routes
-from extender.answers.bypassed import BypassedAnswer, BypassedGroup, Cause
-from extender.placement.bypass_causes import likely_causes
-from extender.placement.bypassed_pods import BypassedPods
-from extender.server.json_answers import json_answer
+from extender.answers.pods import BypassedAnswer, BypassedGroup, Cause
+from extender.placement.bypassed_pods import BypassedPods, likely_causes
+from extender.server.json_api import json_answer
 from extender.server.redaction import VIEWER, namespace_of, pod_key
 
 

@@ -18,21 +18,19 @@ from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replica
 from extender.insight.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import run_in_steps
-from extender.server.json_answers import (
+from extender.server.json_api import (
     CONTENT_TYPE,
+    check_parameters,
     chunks,
     document_answer,
     json_answer,
-    stream_answer,
-    unknown_decision,
-    write_in_pieces,
-)
-from extender.server.query_parameters import (
-    check_parameters,
     read_boolean,
     read_number,
     refusing,
     serve,
+    stream_answer,
+    unknown_decision,
+    write_in_pieces,
 )
 from extender.server.redaction import VIEWER, namespace_of, sees, write_json_in_full
 

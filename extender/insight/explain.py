@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from extender.answers import routes
-from extender.answers.verdicts import VerdictAnswer
+from extender.answers.decisions import VerdictAnswer
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import let_go
@@ -43,19 +43,17 @@ from extender.insight.views import Json, decision_view, verdict_view
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.runtime.cooperative import run_in_steps
-from extender.server.json_answers import (
+from extender.server.json_api import (
     CONTENT_TYPE,
-    document_answer,
-    error_answer,
-    unknown_decision,
-    write_in_pieces,
-)
-from extender.server.query_parameters import (
     QueryError,
     check_parameters,
+    document_answer,
+    error_answer,
     read_number,
     refusing,
     serve,
+    unknown_decision,
+    write_in_pieces,
 )
 from extender.server.redaction import (
     SEES_ALL,

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from extender.answers import routes
-from extender.answers.explanation import NodeReport
-from extender.answers.verdicts import VerdictAnswer
+from extender.answers.decisions import VerdictAnswer
+from extender.answers.pods import NodeReport
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
-from extender.server.query_parameters import read_number
+from extender.server.json_api import read_number
 
 _FEW_NAMES: Final = 20
 """Rejected nodes to name for each reason, unless the caller asks for more."""

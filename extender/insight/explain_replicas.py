@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from extender.answers.explanation import NodeReport, Other
+from extender.answers.pods import NodeReport, Other
 from extender.core.steps import Steps
 from extender.core.untyped import mapping_of, text_of
 from extender.insight.explain_node import in_short_or_full
@@ -19,7 +19,7 @@ from extender.insight.explain_views import kept_view
 from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, Json
 from extender.placement.history import DecisionRecord
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.query_parameters import QueryError
+from extender.server.json_api import QueryError
 
 _ATTEMPT_SECONDS: Final = 5.0
 """Longest time between filter and prioritize of one attempt."""

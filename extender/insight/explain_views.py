@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from extender.answers.explanation import Other, ReasonNodes, StoredAnswer
-from extender.answers.verdicts import RankedVerdict
+from extender.answers.decisions import RankedVerdict
+from extender.answers.pods import Other, ReasonNodes, StoredAnswer
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import RELATIVE_CODES, Code
 from extender.core.decision.score_parts import (

@@ -19,11 +19,13 @@ from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.last_active import ACTIVE_FROM, SWEEP_SECONDS, Idleness
 from extender.insight.views import GIB, PRODUCT_LABEL
-from extender.server.json_answers import chunks, moment, stream_answer
-from extender.server.query_parameters import (
+from extender.server.json_api import (
+    chunks,
+    moment,
     read_boolean,
     read_number,
     serve,
+    stream_answer,
 )
 from extender.server.redaction import of_pod, pod_name, sees
 

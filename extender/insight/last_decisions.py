@@ -16,8 +16,7 @@ from extender.fleet.fleet import Fleet
 from extender.insight.replicas import AnswerFormat, Replicas, query_replicas
 from extender.insight.scheduler_message import CountedReason
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.server.json_answers import CONTENT_TYPE, chunks
-from extender.server.query_parameters import check_parameters, refusing
+from extender.server.json_api import CONTENT_TYPE, check_parameters, chunks, refusing
 
 PEERS_PATH: Final = "/v1/peers/last"
 """Path for other replicas; its prefix requires a replica's client certificate."""

@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from extender.answers import routes
-from extender.answers.pending import LastDecision, PendingAnswer, ReasonCount, Waiting
+from extender.answers.pods import LastDecision, PendingAnswer, ReasonCount, Waiting
 from extender.core.devices.gpu_models import ANY, OTHER
 from extender.core.nodes.inventory import PodRecord
 from extender.core.steps import Steps
@@ -23,8 +23,7 @@ from extender.insight.last_decisions import Last, LastDecisions, LastReported
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.scheduler_message import CountedReason, hints, of_nodes, read_message
 from extender.placement.history import DecisionHistory
-from extender.server.json_answers import moment, stream_answer
-from extender.server.query_parameters import read_number, serve
+from extender.server.json_api import moment, read_number, serve, stream_answer
 from extender.server.redaction import of_pod, pod_name, redactable, sees
 
 PIECE_SCANNED = 2000

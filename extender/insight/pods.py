@@ -20,8 +20,7 @@ from extender.insight.holder_sums import HeldDevice, Holder
 from extender.insight.holders import Holders
 from extender.insight.last_decisions import LastReported
 from extender.insight.pending import Pending, waits
-from extender.server.json_answers import chunks, moment, stream_answer
-from extender.server.query_parameters import QueryError, read_number, serve
+from extender.server.json_api import QueryError, chunks, moment, read_number, serve, stream_answer
 from extender.server.redaction import of_pod, pod_name, sees
 
 MAX_WORDS: Final = 200

@@ -13,11 +13,19 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.answers import routes
-from extender.answers.regret import OutcomeAnswer, Regret, RegretMeans
+from extender.answers.decisions import OutcomeAnswer, Regret, RegretMeans
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
-from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer, moment
-from extender.server.query_parameters import check_parameters, read_number, refusing, serve
+from extender.server.json_api import (
+    CONTENT_TYPE,
+    check_parameters,
+    chunks,
+    json_answer,
+    moment,
+    read_number,
+    refusing,
+    serve,
+)
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
 
 PEERS_PATH = "/v1/peers/regret"

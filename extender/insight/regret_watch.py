@@ -18,8 +18,7 @@ from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.snapshot import Ratios, Rows, Telemetry
 from extender.core.request.request import PodRef
 from extender.fleet.fleet import Fleet
-from extender.placement.evidence import PlacedEvidence
-from extender.placement.history import DecisionRecord
+from extender.placement.history import DecisionRecord, PlacedEvidence
 
 PIECES: Final = 12
 """Number of parts of the watched time; a mean may begin up to one part late."""

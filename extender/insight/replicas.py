@@ -8,7 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from aiohttp import web
 
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_answers import error_answer
+from extender.server.json_api import error_answer
 
 ALONE: Final = "here"
 

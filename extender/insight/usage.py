@@ -23,12 +23,15 @@ from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.holders import PIECE_PODS, PIECE_SHOWN, Holders
 from extender.runtime.metrics import Metrics
-from extender.server.json_answers import chunks, json_answer, moment, stream_answer
-from extender.server.query_parameters import (
+from extender.server.json_api import (
     QueryError,
+    chunks,
+    json_answer,
+    moment,
     read_boolean,
     read_number,
     serve,
+    stream_answer,
 )
 from extender.server.redaction import sees
 

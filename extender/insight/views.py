@@ -9,7 +9,16 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from extender.answers.decisions import Domain, Group, NodeSummary, Request
+from extender.answers.decisions import (
+    DeviceAnswer,
+    Domain,
+    FactorAnswer,
+    Group,
+    NodeSummary,
+    PartAnswer,
+    Request,
+    VerdictAnswer,
+)
 from extender.answers.fleet import (
     ForeignProcessAnswer,
     Gpu,
@@ -19,7 +28,6 @@ from extender.answers.fleet import (
     SourceAnswer,
     StateCounts,
 )
-from extender.answers.verdicts import DeviceAnswer, FactorAnswer, PartAnswer, VerdictAnswer
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.filtering import Code
@@ -35,7 +43,7 @@ from extender.core.untyped import mapping_of, number_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.placement.history import DecisionRecord
-from extender.server.json_answers import moment
+from extender.server.json_api import moment
 from extender.server.redaction import (
     NO_NAMESPACE,
     OfPod,

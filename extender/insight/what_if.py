@@ -13,8 +13,8 @@ import orjson
 from aiohttp import web
 
 from extender.answers import routes
-from extender.answers.explanation import ProblemAnswer
 from extender.answers.holding import MeasuredUse, Size
+from extender.answers.pods import ProblemAnswer
 from extender.core.decision.evaluation import serves_host
 from extender.core.decision.verdicts import NodeVerdict
 from extender.core.nodes.inventory import CORDON, NodeRecord, is_kept, selects, tolerates
@@ -46,8 +46,7 @@ from extender.insight.views import Json, group_view, request_view
 from extender.placement.placer import Placer, nearness_of
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_answers import document_answer, error_answer, json_answer
-from extender.server.query_parameters import serve
+from extender.server.json_api import document_answer, error_answer, json_answer, serve
 from extender.server.redaction import VIEWER, sees
 
 _PIECE_EXPLAINED: Final = 16

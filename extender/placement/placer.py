@@ -28,8 +28,12 @@ from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evaluation_cache import EvaluationCache
-from extender.placement.evidence import PlacedEvidence, place_evidence
-from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.placement.history import (
+    DecisionHistory,
+    DecisionRecord,
+    PlacedEvidence,
+    place_evidence,
+)
 from extender.placement.request_log import FILTER
 from extender.runtime.topic import Topic
 from extender.settings.config import Settings

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self
 
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 
 FAULTS: Final[Counter[str]] = Counter()
 """Failures since the start of the process, by task."""

@@ -21,7 +21,7 @@ from typing import Final
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime import native_memory
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 from extender.server.tls import (
     CLIENT_FAILURES,
     FAILURE_HINTS,

@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.runtime.log_throttle import ThrottledLogger
+from extender.runtime.logs import ThrottledLogger
 from extender.server.listener import RESERVED_DESCRIPTORS, Factory, Listener, spare_for
 from extender.server.tls import Certificates, ServerContext, follow_certificate
 from extender.settings.config import MAX_CONNECTIONS, Settings

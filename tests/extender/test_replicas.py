@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from extender.effects import peers as module
-from extender.effects.peer_link import PATH
-from extender.effects.peer_wire import MAX_BYTES
+from extender.effects.peer_link import MAX_BYTES, PATH
 from extender.effects.peers import Peers as PeerDirectory
 from extender.placement.bypassed_pods import _WATCH_SECONDS
 from extender.settings.service import Ready

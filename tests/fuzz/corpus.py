@@ -17,7 +17,7 @@ from agent.report.contract import (
     Update,
     frame,
 )
-from extender.effects.peer_wire import encode_message, encode_receipt
+from extender.effects.peer_link import encode_message, encode_receipt
 from extender.placement.request_log import AnsweredRequest
 from extender.sources.agents.states import _ROWS
 from testkit.builders import NOW

@@ -26,7 +26,7 @@ from extender.core.devices.readings import Readings
 from extender.core.policy import Foreign, Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.steps import finish
-from extender.effects.peer_wire import PeerError, decode_message, decode_receipt
+from extender.effects.peer_link import PeerError, decode_message, decode_receipt
 from extender.effects.peers import Peers
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.metrics import Metrics
@@ -49,7 +49,7 @@ from extender.sources.prometheus.history import collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.source import ReadingsBuilder, _read_history
 from extender.sources.prometheus.worker import _past_frames, round_frames
-from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, _decode_review
+from extender.webhook.admission import AdmissionWebhook, ReviewError, SchedulerLease, _decode_review
 from testkit.builders import NOW
 from testkit.cards import IDLE
 from testkit.collecting import NODES
@@ -85,7 +85,7 @@ def admission() -> Target:
         taint_key="idlegpu.io/only",
         resources=ResourceNames,
         policy=lambda: policy,
-        lease=_FreshLease(),
+        lease=cast("SchedulerLease", _FreshLease()),
         admissions=Metrics().admissions,
     )
 

@@ -16,7 +16,7 @@ from multidict import CIMultiDictProxy
 from extender.api.access import COOKIE
 from extender.api.caller import HEADER
 from extender.cli.client import Client, ClientError, Failure
-from extender.cli.remote.cluster import Cluster
+from extender.cli.cluster import Cluster
 from testkit.controlplane.forwarding import machine_address
 from testkit.controlplane.installing import Installation, wait_authorized
 from testkit.controlplane.kubeconfig import write_kubeconfig

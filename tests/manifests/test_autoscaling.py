@@ -10,7 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from extender.api.metrics_route import FleetCollector
+from extender.api.status_routes import FleetCollector
 from extender.core.devices.gpu_models import _NAMES
 from testkit.builders import GPU
 from testkit.cards import IDLE

@@ -9,9 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from extender.api.page.decision_feed import DecisionFeed
+from extender.api.page.decision_feed import DecisionFeed, FarFeed
 from extender.api.page.fleet_feed import FleetFeed, event
-from extender.api.page.replica_feed import FarFeed
 from extender.fleet.pods import PodChanges
 from extender.insight.views import Json
 from extender.runtime.cooperative import YieldControl

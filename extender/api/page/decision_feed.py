@@ -1,13 +1,16 @@
-"""Feed of this replica's new decisions, in batches."""
+"""Feeds of new decisions for the page: of this replica, and of the other replicas."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
+from urllib.parse import urlencode
 
-from extender.insight.decisions import named
-from extender.insight.replicas import ONE, Replicas
-from extender.insight.views import Json, decision_view
+from extender.core.untyped import number_of, text_of
+from extender.fleet.fleet import Fleet
+from extender.insight.decisions import FORM, PEERS_PATH, named
+from extender.insight.replicas import ONE, Replicas, query_replicas
+from extender.insight.views import Json, decision_view, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 MOST_AT_ONCE: Final = 40
@@ -79,3 +82,90 @@ class DecisionFeed:
             }
             for record in done
         ]
+
+
+_FIRST: Final = 200
+"""Decisions that a page lists when it opens; their bindings are awaited."""
+
+MOST_REPLICAS: Final = 64
+"""Largest number of replicas to track: one that restarts repeatedly has a new name each time."""
+
+
+class FarFeed:
+    """Produces batches of the other replicas' new decisions and bindings.
+
+    Args:
+        fleet: state of the fleet, with the bindings of all pods.
+        replicas: this replica and the others.
+    """
+
+    def __init__(self, fleet: Fleet, replicas: Replicas) -> None:
+        self._fleet = fleet
+        self._replicas = replicas
+        self._last: OrderedDict[str, str] = OrderedDict()
+        self._open: OrderedDict[str, tuple[str, object]] = OrderedDict()
+        self._is_begun = False
+
+    def start(self) -> None:
+        """Start after the latest decisions, and await their bindings."""
+        self._last.clear()
+        self._open.clear()
+        self._is_begun = False
+
+    async def batch(self) -> Json | None:
+        """Query the other replicas; return a batch, None if there is nothing new."""
+        is_first, self._is_begun = not self._is_begun, True
+        limit = _FIRST if is_first else MOST_AT_ONCE + 1
+        query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
+        replies = await query_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
+        views: list[dict[str, object]] = []
+        passed_over = 0
+        for _, answer in replies.answers:
+            before = self._last.setdefault(answer.replica, f"{answer.replica}-0")
+            self._last.move_to_end(answer.replica)
+            if not answer.decisions:
+                continue
+            self._last[answer.replica] = text_of(answer.decisions[0].get("id"))
+            self._note_open(answer.decisions)
+            if not is_first:
+                shown = answer.decisions[:MOST_AT_ONCE]
+                views += reversed(shown)
+                made = _number(self._last[answer.replica]) - _number(before)
+                # A newly found replica has no earlier number to count from.
+                passed_over += max(made - len(shown), 0) if _number(before) else 0
+        while len(self._last) > MOST_REPLICAS:
+            self._last.popitem(last=False)
+        bound = self._take_bound()
+        if not views and not bound:
+            return None
+        views.sort(key=lambda view: text_of(view.get("at")))
+        return {
+            "decisions": [veiled(view) for view in views],
+            "passed_over": passed_over,
+            "bound": bound,
+        }
+
+    def _note_open(self, newest: list[dict[str, object]]) -> None:
+        """Await the bindings of decisions whose pods are not bound yet."""
+        for view in reversed(newest):
+            if not view.get("bound_node"):
+                self._open[text_of(view.get("id"))] = text_of(view.get("uid")), view.get("node")
+        while len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+
+    def _take_bound(self) -> list[Json]:
+        """Remove and return the awaited decisions whose pods are bound now."""
+        bound: list[Json] = []
+        for name, (uid, node) in list(self._open.items()):
+            record = self._fleet.pods.get(uid)
+            if record is not None and record.node:
+                del self._open[name]
+                bound.append(
+                    {"id": name, "bound_node": record.node, "is_followed": record.node == node}
+                )
+        return bound
+
+
+def _number(name: str) -> int:
+    """Return the number in a decision's id, 0 if there is none."""
+    return number_of(name.rpartition("-")[2]) or 0

@@ -17,9 +17,8 @@ import orjson
 from aiohttp import hdrs, web
 
 from extender.api.page.broadcaster import Broadcaster
-from extender.api.page.decision_feed import DecisionFeed
+from extender.api.page.decision_feed import DecisionFeed, FarFeed
 from extender.api.page.fleet_feed import FleetFeed
-from extender.api.page.replica_feed import FarFeed
 from extender.core.decision.health import SLOWDOWN_WORDS
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.decision.verdicts import NodeScore, only, scores_of
@@ -38,8 +37,14 @@ from extender.insight.views import Json, node_views
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import YieldControl, run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_answers import CONTENT_TYPE, error_answer, json_answer
-from extender.server.query_parameters import QueryError, check_parameters, refusing
+from extender.server.json_api import (
+    CONTENT_TYPE,
+    QueryError,
+    check_parameters,
+    error_answer,
+    json_answer,
+    refusing,
+)
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import VIEWER, AccessError, namespace_of, sees
 from extender.settings.config import Settings

@@ -6,8 +6,7 @@ from rich.console import RenderableType
 from extender.answers.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
 from extender.answers.routes import ADVICE
 from extender.cli import formatting
-from extender.cli.name_completion import NAMESPACES, NODES
-from extender.cli.session import Session, connected
+from extender.cli.session import NAMESPACES, NODES, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",

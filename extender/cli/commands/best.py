@@ -5,8 +5,8 @@ from collections import Counter
 import click
 from rich.console import RenderableType
 
+from extender.answers.decisions import Best, ModelCount, VerdictAnswer
 from extender.answers.routes import BEST
-from extender.answers.verdicts import Best, ModelCount, VerdictAnswer
 from extender.cli import formatting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack

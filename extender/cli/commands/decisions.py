@@ -9,8 +9,7 @@ from rich.console import RenderableType
 from extender.answers.decisions import DecisionAnswer, Decisions
 from extender.answers.routes import DECISIONS
 from extender.cli import formatting
-from extender.cli.name_completion import PODS
-from extender.cli.session import Session, connected
+from extender.cli.session import PODS, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]

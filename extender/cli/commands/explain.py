@@ -10,19 +10,16 @@ from rich.console import RenderableType
 from rich.text import Text
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.answers.decisions import DecisionAnswer, Group, Request
-from extender.answers.explanation import Explanation, ReasonNodes
-from extender.answers.pending import Waiting
-from extender.answers.verdicts import DeviceAnswer, VerdictAnswer
+from extender.answers.decisions import DecisionAnswer, DeviceAnswer, Group, Request, VerdictAnswer
+from extender.answers.pods import Explanation, ReasonNodes, Waiting
 from extender.cli import formatting
 from extender.cli.client import Client
 from extender.cli.commands.gpus import process
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
-from extender.cli.name_completion import NODES, PODS
-from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.session import FILE, Session, connected
+from extender.cli.session import FILE, NODES, PODS, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
+from extender.cli.transports import ClientError, Failure
 
 # Render an explanation: the outcome, then a table of all nodes, then one node in detail.
 

@@ -5,8 +5,7 @@ from rich.console import RenderableType
 
 from extender.answers.fleet import ForeignProcessAnswer, Gpu
 from extender.cli import formatting
-from extender.cli.name_completion import NODES
-from extender.cli.session import Session, connected
+from extender.cli.session import NODES, Session, connected
 from extender.cli.tables import Cell, sheet, word
 
 _COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]

@@ -6,8 +6,7 @@ from rich.console import RenderableType
 from extender.answers.holding import HolderAnswer, HoldersAnswer
 from extender.answers.routes import HOLDERS
 from extender.cli import formatting
-from extender.cli.name_completion import NAMESPACES
-from extender.cli.session import Session, connected
+from extender.cli.session import NAMESPACES, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
 _COLUMNS = [

@@ -3,11 +3,10 @@
 import click
 from rich.console import RenderableType
 
-from extender.answers.pending import PendingAnswer, ReasonCount, Waiting
+from extender.answers.pods import PendingAnswer, ReasonCount, Waiting
 from extender.answers.routes import PENDING
 from extender.cli import formatting
-from extender.cli.name_completion import NAMESPACES
-from extender.cli.session import Session, connected
+from extender.cli.session import NAMESPACES, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _COLUMNS = [

@@ -3,11 +3,10 @@
 import click
 from rich.console import RenderableType
 
-from extender.answers.regret import OutcomeAnswer, Regret, RegretMeans
+from extender.answers.decisions import OutcomeAnswer, Regret, RegretMeans
 from extender.answers.routes import REGRET
 from extender.cli import formatting
-from extender.cli.name_completion import NAMESPACES
-from extender.cli.session import Session, connected
+from extender.cli.session import NAMESPACES, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]

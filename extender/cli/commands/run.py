@@ -8,11 +8,19 @@ from typing import Final
 import click
 
 from extender.cli.formatting import Whole
-from extender.cli.jobs import DEFAULT_SCHEDULER, HOLD, IMAGE, PATHS, GpuJob, only_scheduler
-from extender.cli.manifests import Object, name_for, unique
-from extender.cli.name_completion import NAMESPACES, NODES
-from extender.cli.remote.errors import ClientError
-from extender.cli.session import Session, connected, dump
+from extender.cli.manifests import (
+    DEFAULT_SCHEDULER,
+    HOLD,
+    IMAGE,
+    PATHS,
+    GpuJob,
+    Object,
+    name_for,
+    only_scheduler,
+    unique,
+)
+from extender.cli.session import NAMESPACES, NODES, Session, connected, dump
+from extender.cli.transports import ClientError
 
 _HURRY_SECONDS: Final = 3.0
 """Timeout for the optional request to the extender: a Job can be printed without its answer."""

@@ -7,9 +7,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from extender.cli.manifests import load_documents
-from extender.cli.name_completion import NAMESPACES
 from extender.cli.proposals import propose_for
-from extender.cli.session import FILE, Session, connected, show_table
+from extender.cli.session import FILE, NAMESPACES, Session, connected, show_table
 from extender.cli.tables import line, stack
 from extender.core.sizing import GIB, Certainty, Proposal
 

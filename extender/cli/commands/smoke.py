@@ -4,13 +4,11 @@ import time
 
 import click
 
+from extender.cli.cluster import Cluster
 from extender.cli.formatting import Span, clean, span
-from extender.cli.jobs import IMAGE, PATHS
-from extender.cli.manifests import Object, gpu_pod, pod_of, unique
-from extender.cli.name_completion import NAMESPACES, NODES
-from extender.cli.remote.cluster import Cluster
-from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.session import Session, connected, dump
+from extender.cli.manifests import IMAGE, PATHS, Object, gpu_pod, pod_of, unique
+from extender.cli.session import NAMESPACES, NODES, Session, connected, dump
+from extender.cli.transports import ClientError, Failure
 
 _POLL_SECONDS = 0.5
 

@@ -18,10 +18,9 @@ from rich.text import Text
 from extender.answers.fleet import Gpu
 from extender.cli.commands.gpus import STATES, table
 from extender.cli.formatting import UNKNOWN, Number
-from extender.cli.name_completion import NODES
-from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.session import Session, connected, show_table
+from extender.cli.session import NODES, Session, connected, show_table
 from extender.cli.tables import STYLES, line, stack
+from extender.cli.transports import ClientError, Failure
 
 _AROUND = 4
 """Screen lines outside the table's rows: the summary above, the header, the last line."""

@@ -2,9 +2,11 @@
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
+import msgspec
 from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,104 +17,18 @@ from extender.cli.doctor.facts import (
     Right,
     Sample,
     Scheduler,
+    key_of,
 )
-from extender.cli.doctor.objects import key_of, name_of
-from extender.cli.doctor.rights import ACCOUNT, NEEDS, groups_of, user_of
+from extender.cli.doctor.rights import ACCOUNT, read_rights
+from extender.cli.transports import ClientError, Failure, cause_of
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import yaml_documents
-
-# Compute an account's rights from RBAC objects, for runs without an API server.
 
 _KINDS: Final = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _HOW: Final = (
     "pass the output of kubectl get clusterroles,clusterrolebindings,roles,rolebindings -A -o json"
 )
-
-_Objects = Mapping[str, Sequence[Object]]
-
-
-def _read_rights(objects: _Objects, account: str, settings: Object) -> tuple[Right, ...]:
-    """Return each right that an account needs, and whether RBAC objects grant it.
-
-    Rights from other authorizers are not seen; they are rare for service accounts.
-
-    Args:
-        objects: all RBAC objects of the cluster, by kind.
-        account: service account, `namespace/name`.
-        settings: the extender's settings, as far as they are known.
-    """
-    namespace = account.partition("/")[0]
-    everywhere = list(_rules(objects, "ClusterRoleBinding", account, ""))
-    here = list(_rules(objects, "RoleBinding", account, namespace))
-    return tuple(
-        Right(
-            account=account,
-            verb=verb,
-            group=need.group,
-            resource=need.resource,
-            namespace=namespace if need.is_own else "",
-            name=need.name,
-            is_allowed=any(
-                _allows(rule, verb, need.group, need.resource, need.name)
-                for rule in (*everywhere, *(here if need.is_own else ()))
-            ),
-            manifest=need.manifest,
-        )
-        for need in NEEDS
-        if need.when(settings)
-        for verb in need.verbs
-    )
-
-
-def _rules(objects: _Objects, kind: str, account: str, namespace: str) -> Iterator[Object]:
-    """Yield the rules that a namespace's bindings of a kind grant to an account."""
-    for binding in objects.get(kind, ()):
-        if _namespace(binding) != namespace or not _is_of(binding, account):
-            continue
-        role = mapping_of(binding.get("roleRef"))
-        home = namespace if role.get("kind") == "Role" else ""
-        for item in objects.get(text_of(role.get("kind")), ()):
-            if name_of(item) == role.get("name") and _namespace(item) == home:
-                yield from objects_of(item.get("rules"))
-
-
-def _is_of(binding: Object, account: str) -> bool:
-    """Check whether a binding's subjects include an account, directly or through a group."""
-    namespace, _, name = account.partition("/")
-    user = user_of(account)
-    for subject in objects_of(binding.get("subjects")):
-        subject_name = text_of(subject.get("name"))
-        match subject.get("kind"):
-            case "ServiceAccount":
-                is_it = (text_of(subject.get("namespace")), subject_name) == (namespace, name)
-            case "User":
-                is_it = subject_name == user
-            case _:
-                is_it = subject_name in groups_of(user)
-        if is_it:
-            return True
-    return False
-
-
-def _allows(rule: Object, verb: str, group: str, resource: str, name: str) -> bool:
-    names = items_of(rule.get("resourceNames"))
-    return (
-        _has(rule.get("verbs"), verb)
-        and _has(rule.get("apiGroups"), group)
-        and _has(rule.get("resources"), resource)
-        and (not names or name in names)
-    )
-
-
-def _has(values: object, wanted: str) -> bool:
-    every: Iterable[object] = items_of(values)
-    return any(one in {wanted, "*"} for one in every)
-
-
-def _namespace(item: Object) -> str:
-    return text_of(mapping_of(item.get("metadata")).get("namespace"))
-
 
 PEM: Final = "-----BEGIN CERTIFICATE-----"
 _END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
@@ -303,7 +219,7 @@ class FactCollector:
     def _rights(self) -> tuple[Right, ...] | None:
         """Return the account's rights, according to the API server or else to the RBAC objects."""
         if self.rights is None and all(kind in self._objects for kind in _KINDS):
-            return _read_rights(self._objects, self.account, self._settings or {})
+            return read_rights(self._objects, self.account, self._settings or {})
         return self.rights
 
     def _sources(self) -> Mapping[str, Object] | None:
@@ -385,3 +301,72 @@ def _tuple(samples: list[Sample] | None) -> tuple[Sample, ...] | None:
 
 def _texts(value: object) -> Mapping[str, str]:
     return {name: str(text) for name, text in mapping_of(value).items()}
+
+
+_ALLOWED: Final = (
+    "must be objects of the API server as JSON or YAML (nodes, pods, daemonsets, configmaps, "
+    "services, secrets, roles and their bindings), the output of kubectl version, a "
+    "KubeSchedulerConfiguration, metrics of dcgm-exporter or the extender, answers of /v1/unasked, "
+    "/v1/gpus, /v1/nodes or /readyz, the extender's settings, or certificates"
+)
+
+
+def add_files(collector: FactCollector, files: Iterable[str]) -> None:
+    """Load each file into the fact collector.
+
+    Raises:
+        ClientError: a file cannot be read, or its content is not recognized.
+    """
+    for file in files:
+        path = Path(file)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ClientError(
+                f"cannot read {file}: {cause_of(error)}", Failure.BAD_REQUEST
+            ) from error
+        if not _add_text(collector, file, text):
+            raise ClientError(
+                f"the content of {file} is not recognized: {_ALLOWED}", Failure.BAD_REQUEST
+            )
+
+
+def _add_text(collector: FactCollector, file: str, text: str) -> bool:
+    """Add the content of a file; return whether it was recognized.
+
+    Raises:
+        ClientError: a certificate is malformed.
+    """
+    stem = Path(file).name.partition(".")[0]
+    if text.lstrip().startswith(PEM[:10]):
+        try:
+            found = list(read_certificates(file, text))
+        except ValueError as error:
+            raise ClientError(
+                f"{file}: malformed certificate: {error}", Failure.BAD_REQUEST
+            ) from error
+        collector.add_certificates(found)
+        return bool(found)
+    # A list, so that every document is added: `any` on a generator would stop at the first.
+    known = [collector.add(file, document, stem=stem) for document in _documents(text)]
+    return any(known) or _add_samples(collector, text)
+
+
+def _documents(text: str) -> Iterator[object]:
+    """Decode a text as JSON or YAML; yield nothing if it is neither."""
+    try:
+        yield decode_with(msgspec.json.decode, text)
+        return
+    except MalformedError:
+        pass
+    try:
+        yield from decode_with(yaml_documents, text)
+    except MalformedError:
+        return
+
+
+def _add_samples(collector: FactCollector, text: str) -> bool:
+    try:
+        return collector.add_samples(parse_exposition(text))
+    except (ValueError, KeyError, IndexError):  # errors of the parser on malformed input
+        return False

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from extender.cli.client import Client
-from extender.cli.doctor.checks.layouts import MANAGER_WORDS
+from extender.cli.cluster import Cluster
 from extender.cli.doctor.checks.neighbours import AUTOSCALERS
-from extender.cli.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
+from extender.cli.doctor.checks.nodes import DRA_WORDS, MANAGER_WORDS, MPS_WORDS, PLUGIN_WORDS
 from extender.cli.doctor.fact_collector import FactCollector, parse_exposition
-from extender.cli.doctor.facts import Object
-from extender.cli.doctor.objects import (
+from extender.cli.doctor.facts import (
     AGENT_WORDS,
     EXPORTER_WORDS,
+    Object,
     is_called,
     is_running,
     name_of,
@@ -20,8 +20,7 @@ from extender.cli.doctor.objects import (
     requested_gpus,
 )
 from extender.cli.doctor.rights import review_rights
-from extender.cli.remote.cluster import Cluster
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.transports import ClientError, Failure
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 _PAGE: Final = "500"

@@ -1,17 +1,24 @@
-"""The RBAC rights that the extender's account needs, and whether the API server grants them."""
+"""The RBAC rights that the extender's account needs, and whether it has them.
 
-from collections.abc import Callable, Mapping
+The API server reviews each right, or RBAC objects from files show it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from extender.cli.doctor.facts import Object, Right
-from extender.cli.remote.cluster import Cluster
-from extender.cli.remote.errors import ClientError, Failure
-from extender.core.untyped import mapping_of, text_of
+from extender.cli.cluster import Cluster
+from extender.cli.doctor.facts import Object, Right, name_of
+from extender.cli.transports import ClientError, Failure
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 ACCOUNT: Final = "idlegpu/idlegpu-extender"
 _SELF: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1"
+
+
+_Objects = Mapping[str, Sequence[Object]]
+"""Objects by kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +76,7 @@ def _reads_groups(settings: Object) -> bool:
     return mapping_of(settings.get("cluster")).get("group_objects") is True
 
 
-NEEDS: Final[tuple[_NeededRight, ...]] = (
+_NEEDS: Final[tuple[_NeededRight, ...]] = (
     _NeededRight(group="", resource="nodes", verbs=("list", "watch")),
     _NeededRight(group="", resource="pods", verbs=("list", "watch")),
     _NeededRight(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
@@ -160,10 +167,10 @@ def review_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Rig
     Raises:
         ClientError: the API server refuses a review.
     """
-    namespace, user = account.partition("/")[0], user_of(account)
+    namespace, user = account.partition("/")[0], _user_of(account)
     is_self = _own_user(cluster) == user
     found = []
-    for need in NEEDS:
+    for need in _NEEDS:
         if not need.when(settings):
             continue
         where = namespace if need.is_own else ""
@@ -212,18 +219,100 @@ def _is_allowed(cluster: Cluster, user: str | None, attributes: Mapping[str, str
     kind = "SelfSubjectAccessReview" if user is None else "SubjectAccessReview"
     spec: dict[str, Any] = {"resourceAttributes": dict(attributes)}
     if user is not None:
-        spec |= {"user": user, "groups": list(groups_of(user))}
+        spec |= {"user": user, "groups": list(_groups_of(user))}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
     result = cluster.create(f"{_REVIEWS}/{kind.lower()}s", review)
     return mapping_of(mapping_of(result).get("status")).get("allowed") is True
 
 
-def user_of(account: str) -> str:
+def read_rights(objects: _Objects, account: str, settings: Object) -> tuple[Right, ...]:
+    """Return each right that an account needs, and whether RBAC objects grant it.
+
+    Rights from other authorizers are not seen; they are rare for service accounts.
+
+    Args:
+        objects: all RBAC objects of the cluster, by kind.
+        account: service account, `namespace/name`.
+        settings: the extender's settings, as far as they are known.
+    """
+    namespace = account.partition("/")[0]
+    everywhere = list(_rules(objects, "ClusterRoleBinding", account, ""))
+    here = list(_rules(objects, "RoleBinding", account, namespace))
+    return tuple(
+        Right(
+            account=account,
+            verb=verb,
+            group=need.group,
+            resource=need.resource,
+            namespace=namespace if need.is_own else "",
+            name=need.name,
+            is_allowed=any(
+                _allows(rule, verb, need.group, need.resource, need.name)
+                for rule in (*everywhere, *(here if need.is_own else ()))
+            ),
+            manifest=need.manifest,
+        )
+        for need in _NEEDS
+        if need.when(settings)
+        for verb in need.verbs
+    )
+
+
+def _rules(objects: _Objects, kind: str, account: str, namespace: str) -> Iterator[Object]:
+    """Yield the rules that a namespace's bindings of a kind grant to an account."""
+    for binding in objects.get(kind, ()):
+        if _namespace(binding) != namespace or not _is_of(binding, account):
+            continue
+        role = mapping_of(binding.get("roleRef"))
+        home = namespace if role.get("kind") == "Role" else ""
+        for item in objects.get(text_of(role.get("kind")), ()):
+            if name_of(item) == role.get("name") and _namespace(item) == home:
+                yield from objects_of(item.get("rules"))
+
+
+def _is_of(binding: Object, account: str) -> bool:
+    """Check whether a binding's subjects include an account, directly or through a group."""
+    namespace, _, name = account.partition("/")
+    user = _user_of(account)
+    for subject in objects_of(binding.get("subjects")):
+        subject_name = text_of(subject.get("name"))
+        match subject.get("kind"):
+            case "ServiceAccount":
+                is_it = (text_of(subject.get("namespace")), subject_name) == (namespace, name)
+            case "User":
+                is_it = subject_name == user
+            case _:
+                is_it = subject_name in _groups_of(user)
+        if is_it:
+            return True
+    return False
+
+
+def _allows(rule: Object, verb: str, group: str, resource: str, name: str) -> bool:
+    names = items_of(rule.get("resourceNames"))
+    return (
+        _has(rule.get("verbs"), verb)
+        and _has(rule.get("apiGroups"), group)
+        and _has(rule.get("resources"), resource)
+        and (not names or name in names)
+    )
+
+
+def _has(values: object, wanted: str) -> bool:
+    every: Iterable[object] = items_of(values)
+    return any(one in {wanted, "*"} for one in every)
+
+
+def _namespace(item: Object) -> str:
+    return text_of(mapping_of(item.get("metadata")).get("namespace"))
+
+
+def _user_of(account: str) -> str:
     """Return the user name of a service account, `namespace/name`."""
     return f"system:serviceaccount:{account.replace('/', ':', 1)}"
 
 
-def groups_of(user: str) -> tuple[str, ...]:
+def _groups_of(user: str) -> tuple[str, ...]:
     """Return the groups of a service account's user name."""
     return (
         "system:serviceaccounts",

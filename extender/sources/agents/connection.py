@@ -23,7 +23,7 @@ from agent.report.contract import (
     decode_update,
     frame,
 )
-from extender.runtime.log_throttle import ThrottledLogger
+from extender.runtime.logs import ThrottledLogger
 from extender.sources.agents.refusal import HTTP_STATUS, AgentRefusal, RefusedError
 from extender.sources.agents.states import AgentState
 from extender.sources.agents.tokens import Sender

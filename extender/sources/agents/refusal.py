@@ -6,7 +6,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 
 logger = logging.getLogger(__name__)
 

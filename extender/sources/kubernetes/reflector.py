@@ -20,7 +20,7 @@ from extender.core.untyped import mapping_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.cooperative import YieldControl, yield_to_loop
 from extender.runtime.decoding import paired_json, shallow_json
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 from extender.sources.kubernetes.json_text import (
     Event,
     read_event,

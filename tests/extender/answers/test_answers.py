@@ -22,7 +22,7 @@ from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
 from extender.insight.usage import SWEEP_SECONDS
-from extender.placement.bypass_causes import BoundPods, BypassEvidence
+from extender.placement.bypassed_pods import BoundPods, BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
 from testkit.cli_serving import build_fleet, call, serving

@@ -11,7 +11,7 @@ from aiohttp import web
 from extender.api.access import Access
 from extender.kube.client import KubeClient
 from extender.runtime.metrics import Metrics
-from extender.server.json_answers import json_answer
+from extender.server.json_api import json_answer
 from extender.server.redaction import VIEWER, pod_name
 from extender.settings.api import ApiSettings
 from testkit.reviewers import Reviewers, reviewing

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from extender.api import caller as callers
 from extender.api.access import make_access
 from extender.core.nodes.inventory import PodRecord
-from extender.server.json_answers import json_answer
+from extender.server.json_api import json_answer
 from extender.server.redaction import ANOTHER_POD, pod_name
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extender.api import fleet_routes
+from extender.api import json_routes
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
@@ -100,7 +100,7 @@ async def test_gpus_of_named_models_are_counted_in_steps(
         return None
 
     world.add({f"n-{number}": [IDLE] for number in range(300)})
-    monkeypatch.setattr(fleet_routes, "run_in_steps", run_in_steps)
+    monkeypatch.setattr(json_routes, "run_in_steps", run_in_steps)
 
     await get(client, "/v1/best", model="H100,T4")
 

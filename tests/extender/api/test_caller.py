@@ -16,7 +16,7 @@ from extender.api.caller import REFUSED_SECONDS, RETRY_SECONDS, SESSION_PATH, Ca
 from extender.kube.client import KubeError
 from extender.kube.token_review import ALL_NAMESPACES, User
 from extender.runtime.metrics import Metrics
-from extender.server.json_answers import json_answer
+from extender.server.json_api import json_answer
 from extender.server.redaction import AccessError
 from extender.settings.api import ApiSettings
 from testkit.fake_kube import eventually

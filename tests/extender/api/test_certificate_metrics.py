@@ -3,7 +3,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from extender.api.metrics_route import CertificateCollector, certificate_ends
+from extender.api.status_routes import CertificateCollector, certificate_ends
 from extender.settings.api import Tls
 from extender.settings.config import Settings
 from extender.settings.sources import Agents

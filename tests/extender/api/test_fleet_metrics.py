@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender.api.metrics_route import FleetCollector
+from extender.api.status_routes import FleetCollector
 from extender.core.request.request import GpuRequest, PodRef, parse_pod_ref, parse_request
 from extender.server.readiness import SourceStatus
 from testkit.cards import BUSY, IDLE, Gpu

@@ -14,7 +14,7 @@ MODULES = (
     "extender.cli.manifests",
     "extender.cli.__main__",
     "extender.cli.commands.pending",
-    "extender.cli.remote.transports",
+    "extender.cli.transports",
     "extender.insight.scheduler_message",
     "extender.insight.holders",
     "extender.insight.views",

@@ -10,7 +10,7 @@ import yaml
 from aiohttp import web
 
 from extender.cli.client import Client, ClientError
-from extender.cli.jobs import GpuJob
+from extender.cli.manifests import GpuJob
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request

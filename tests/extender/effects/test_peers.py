@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 
 from extender.effects import peers as module
-from extender.effects.peer_link import _HEARTBEAT_SECONDS, PATH
-from extender.effects.peer_wire import encode_message, encode_receipt
+from extender.effects.peer_link import _HEARTBEAT_SECONDS, PATH, encode_message, encode_receipt
 from extender.effects.peers import _SILENT_SECONDS, Peers, _Address
 from extender.placement.request_log import AnsweredRequest
 from extender.runtime import supervision

@@ -11,11 +11,15 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
-from extender.effects.events import EventSettings, EventWriter
-from extender.effects.placement_events import _MAX_WAITING, PlacementEvents, _describe
+from extender.effects.events import (
+    _MAX_WAITING,
+    EventSettings,
+    EventWriter,
+    PlacementEvents,
+    _describe,
+)
 from extender.kube.client import KubeClient
-from extender.placement.binding_attribution import BindingAttribution
-from extender.placement.bindings import InventoryTap
+from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.history import _EXPLAINABLE, DecisionRecord
 from extender.runtime.metrics import Metrics

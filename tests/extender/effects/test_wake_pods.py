@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_groups import PodGroup
-from extender.effects.wake_pods import PodWakes
+from extender.effects.wake_plan import PodWakes
 from extender.effects.waker import _POD_ANNOTATION, Waker
 from extender.kube.client import KubeClient
 from extender.settings.service import WakeTarget

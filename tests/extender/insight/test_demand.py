@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.api.metrics_route import FleetCollector
 from extender.api.page.device_index import GROUP_LABELS
+from extender.api.status_routes import FleetCollector
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.devices.gpu_models import _NAMES

@@ -24,10 +24,9 @@ from extender.insight.views import (
     decision_view,
     veiled,
 )
-from extender.placement import evidence
-from extender.placement.evidence import _PIECE_NODES
-from extender.placement.history import DecisionRecord
-from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_pieces
+from extender.placement import history
+from extender.placement.history import _PIECE_NODES, DecisionRecord
+from extender.server.json_api import PIECE_ITEMS, document_answer, write_in_pieces
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
 from testkit.api_requests import decide, get
 from testkit.cards import BUSY, Gpu
@@ -94,7 +93,7 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(some.nodes))
         return explain(some)
 
-    monkeypatch.setattr(evidence, "explain", count)
+    monkeypatch.setattr(history, "explain", count)
     return counted
 
 

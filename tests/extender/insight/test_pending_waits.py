@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extender.api.metrics_route import FleetCollector
+from extender.api.status_routes import FleetCollector
 from testkit.builders import GPU
 from testkit.world import World
 

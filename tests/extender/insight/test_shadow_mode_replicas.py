@@ -8,8 +8,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.steps import finish
 from extender.insight.shadow_mode import ShadowMode
-from extender.placement.binding_attribution import BindingAttribution
-from extender.placement.bindings import InventoryTap
+from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS, BypassedPods
 from extender.placement.history import DecisionRecord
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredRequest

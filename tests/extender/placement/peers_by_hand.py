@@ -10,8 +10,7 @@ from typing import Any
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy
-from extender.effects.peer_link import PeerLink
-from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
+from extender.effects.peer_link import PeerLink, decode_message, decode_receipt, encode_receipt
 from extender.effects.peers import Peers, _Address
 from extender.fleet.fleet import Fleet
 from extender.placement.bypassed_pods import BypassedPods

@@ -9,8 +9,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import WaitingRequests
-from extender.placement.evaluation_cache import MAX_EXPECTED
-from extender.placement.warm_up import _GATHER_SECONDS, WarmUp
+from extender.placement.evaluation_cache import _GATHER_SECONDS, MAX_EXPECTED, WarmUp
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.fake_kube import eventually
@@ -105,8 +104,8 @@ async def test_a_change_is_evaluated_at_once_and_those_soon_after_it_together(
         looks.append(None)
         yield
 
-    monkeypatch.setattr("extender.placement.warm_up._LOOK_SECONDS", 60.0)
-    monkeypatch.setattr("extender.placement.warm_up.asyncio.sleep", rest)
+    monkeypatch.setattr("extender.placement.evaluation_cache._LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("extender.placement.evaluation_cache.asyncio.sleep", rest)
     monkeypatch.setattr(world.placer.evaluation_cache, "update_in_steps", warm)
     task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate())
     await eventually(lambda: len(looks) == 1)

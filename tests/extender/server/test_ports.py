@@ -16,7 +16,7 @@ import uvloop
 from aiohttp import web
 from typing_extensions import override
 
-from extender.api.metrics_route import export_ports
+from extender.api.status_routes import export_ports
 from extender.runtime.metrics import Metrics
 from extender.server import ports as ports_module
 from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts

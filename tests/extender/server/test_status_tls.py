@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from extender.api.access import COOKIE
-from extender.api.metrics_route import certificate_ends
+from extender.api.status_routes import certificate_ends
 from extender.app import start
 from extender.server.tls import TlsError
 from extender.settings.api import ApiAccess, ApiSettings

@@ -27,7 +27,7 @@ CONSTANTS = {
     "api.reviews_per_second": "extender.api.caller:REVIEWS_PER_SECOND",
     "api.review_timeout_seconds": "extender.kube.token_review:REVIEW_TIMEOUT_SECONDS",
     "api.max_connections": "extender.settings.config:MAX_CONNECTIONS",
-    "admission.lease_check_seconds": "extender.webhook.admission.webhook:_LEASE_CHECK_SECONDS",
+    "admission.lease_check_seconds": "extender.webhook.admission:_LEASE_CHECK_SECONDS",
     "admission.max_connections": "extender.settings.config:MAX_CONNECTIONS",
     "freshness.fade_seconds": "extender.core.policy:Freshness.fade_seconds",
     "foreign.readings": "extender.core.policy:Foreign.readings",

@@ -4,7 +4,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from extender.insight.what_if import read_requested_selection
 from extender.runtime.metrics import Metrics
 from extender.sources.kubernetes.claims import _reduce_claim, _reduce_slice
 from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
-from extender.webhook.admission.webhook import AdmissionWebhook, ReviewError, _decode_review
+from extender.webhook.admission import AdmissionWebhook, ReviewError, SchedulerLease, _decode_review
 from extender.webhook.go_json import POD, restore_case
 from testkit.controlplane.objects import Object
 from testkit.hostile_objects import (
@@ -94,7 +94,7 @@ WEBHOOK: Final = AdmissionWebhook(
     taint_key="idlegpu.io/scheduler",
     resources=lambda: NAMES,
     policy=Policy,
-    lease=FreshLease(),
+    lease=cast("SchedulerLease", FreshLease()),
     admissions=Metrics().admissions,
 )
 

@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 
 from extender.placement.request_log import _MAX_PATHS, _SHOWN_PATH, BypassVerdict
-from extender.webhook.abandoned import noting_wrong_paths
-from extender.webhook.handlers import _ABOUT, Webhooks
+from extender.webhook.handlers import _ABOUT, Webhooks, noting_wrong_paths
 from testkit.fake_kube import eventually
 from testkit.webhook_requests import Client, MakeClient, call, names_request, pod
 from testkit.world import World

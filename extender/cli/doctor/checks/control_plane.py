@@ -7,9 +7,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from extender.cli.doctor.checks.schedulers import our_entry
-from extender.cli.doctor.facts import Facts, Object, Scheduler
-from extender.cli.doctor.findings import Problem, Severity, check
-from extender.cli.doctor.objects import (
+from extender.cli.doctor.facts import (
+    Facts,
+    Object,
+    Scheduler,
     command_of,
     containers,
     is_called,
@@ -18,6 +19,7 @@ from extender.cli.doctor.objects import (
     name_of,
     some,
 )
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 _PLACEHOLDER: Final = "FIXED_ADDRESS"

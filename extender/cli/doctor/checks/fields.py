@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from extender.cli.doctor.facts import Facts, Object
+from extender.cli.doctor.facts import NODE_LABELS, Facts, Object, key_of, some
 from extender.cli.doctor.findings import Problem, Severity, check
-from extender.cli.doctor.objects import NODE_LABELS, key_of, some
 from extender.core.untyped import mapping_of, text_of
 
 _COUNTERS: Final = "the counters of manifests/examples/settings/dcgm-exporter.yaml"

@@ -1,20 +1,31 @@
-"""Check that nodes with free GPUs have CPU and memory left to use them."""
+"""Check the CPU, memory and labels of nodes with GPUs."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity, check
-from extender.cli.doctor.objects import (
+from extender.cli.doctor.facts import (
+    Facts,
+    Object,
     allocatable,
+    gpu_nodes,
+    gpu_pods,
     is_over,
     key_of,
+    labels_of,
     name_of,
     node_of,
     requested_gpus,
+    setting,
     some,
 )
-from extender.cli.doctor.remedies import named
+from extender.cli.doctor.findings import Problem, Severity, check, named
+from extender.core.devices.topology import (
+    POLICIES,
+    POLICY_LABEL,
+    SCOPE_LABEL,
+    SCOPES,
+    alignment_on,
+)
 from extender.core.nodes.host_resources import (
     CPU,
     MEMORY,
@@ -23,7 +34,9 @@ from extender.core.nodes.host_resources import (
     read_quantities,
     requested,
 )
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.nodes.pod_groups import read_group
+from extender.core.policy import GROUP_TOPOLOGY
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 _TAINT: Final = "nvidia.com/gpu"
 _ENOUGH: Final = 0.5
@@ -114,3 +127,82 @@ def _is_tainted(node: Object) -> bool:
     return any(
         "gpu" in text_of(taint.get("key")) and taint.get("effect") in _KEEPS_OUT for taint in taints
     )
+
+
+_SETTING: Final = "group_topology"
+
+
+@check(
+    "IG305", "nodes have the labels by which groups are placed", needs=("nodes", "pods", "settings")
+)
+def _unknown_topology(facts: Facts) -> Iterator[Problem]:
+    """Find labels of `group_topology` that no GPU node has.
+
+    Info for groups in a cluster without any of the default labels.
+
+    Remedy: correct or set `group_topology`, or label the nodes.
+    """
+    nodes = gpu_nodes(facts)
+    known = {label for node in nodes for label in labels_of(node)}
+    own = setting(facts, _SETTING)
+    absent = [label for label in map(text_of, items_of(own)) if label not in known]
+    if nodes and absent:
+        yield Problem(
+            severity=Severity.WARNING,
+            what=f"{_SETTING} lists labels that no GPU node has",
+            evidence=tuple(absent),
+            remedy=f"correct {_SETTING} (kubectl get nodes --show-labels), or label the nodes",
+        )
+    groups = {group.key for pod in gpu_pods(facts) if (group := read_group(pod)) is not None}
+    if groups and own is None and len(nodes) > 1 and known.isdisjoint(GROUP_TOPOLOGY):
+        yield Problem(
+            severity=Severity.INFO,
+            what="the pods of groups are not placed near each other: no GPU node has a label that "
+            f"{_SETTING} lists by default",
+            evidence=(some(sorted(groups)),),
+            remedy=f"set {_SETTING} to the labels that name the nodes' racks or NVLink domains, "
+            f"nearest first, or to [] if there is no topology (docs/decision.md)",
+        )
+
+
+_REFUSED: Final = "TopologyAffinityError"
+"""`status.reason` of a pod that the Topology Manager refuses."""
+
+
+@check(
+    "IG208", "labels name the policy of each kubelet's Topology Manager", needs=("nodes", "pods")
+)
+def _unlike_kubelet(facts: Facts) -> Iterator[Problem]:
+    """Find labels with unknown values, and rejections by kubelets whose policy no label states.
+
+    A rejected pod has the status reason `TopologyAffinityError`.
+
+    Remedy: `kubectl label node NODE idlegpu.io/topology-policy=single-numa-node`
+    (docs/agent.md#topology).
+    """
+    unknown: dict[str, str] = {}
+    unlabelled: set[str] = set()
+    for node in facts.nodes or ():
+        labels, name = labels_of(node), name_of(node)
+        for label, words in ((POLICY_LABEL, POLICIES), (SCOPE_LABEL, SCOPES)):
+            if labels.get(label, words[0]) not in words:
+                unknown[name] = (
+                    f"{name}: {label}={labels[label]}, must be one of {', '.join(words)}"
+                )
+        if not alignment_on(labels):
+            unlabelled.add(name)
+    refused = {
+        node_of(pod): f"{key_of(pod)}: {_REFUSED} on {node_of(pod)}"
+        for pod in facts.pods or ()
+        if mapping_of(pod.get("status")).get("reason") == _REFUSED and node_of(pod) in unlabelled
+    }
+    if unknown or refused:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="the policy of the kubelets' Topology Manager is not known: pods with several "
+            "GPUs go to nodes on which the kubelet refuses them",
+            evidence=(*unknown.values(), *refused.values()),
+            remedy=f"kubectl label node {named([*unknown, *refused])} --overwrite "
+            f"{POLICY_LABEL}=single-numa-node (topologyManagerPolicy in the kubelet's "
+            f"configuration) and, if its topologyManagerScope is pod, {SCOPE_LABEL}=pod",
+        )

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity, check
-from extender.cli.doctor.objects import (
+from extender.cli.doctor.facts import (
+    Facts,
+    Object,
     annotations_of,
     command_of,
     containers,
@@ -23,6 +23,7 @@ from extender.cli.doctor.objects import (
     number,
     requested_by,
 )
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.core.nodes.pod_groups import POD_GROUP, PodGroup, read_group
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import mapping_of, number_of, objects_of, text_of

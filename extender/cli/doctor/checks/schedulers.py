@@ -5,9 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
-from extender.cli.doctor.facts import Facts, Object, Scheduler
-from extender.cli.doctor.findings import Problem, Severity, check
-from extender.cli.doctor.objects import (
+from extender.cli.doctor.facts import (
+    Facts,
+    Object,
+    Scheduler,
     capacity,
     is_gpu,
     name_of,
@@ -15,6 +16,7 @@ from extender.cli.doctor.objects import (
     number_setting,
     some,
 )
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 DOCUMENTATION: Final = "docs/kube-scheduler.md"

@@ -1,13 +1,32 @@
-"""Check the extender's own agents, certificates and RBAC rights."""
+"""Check the extender itself: agents, certificates, rights, replicas, and clocks."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from extender.cli.doctor.facts import Facts, Right
+from extender.cli.doctor.facts import (
+    AGENT_WORDS,
+    Facts,
+    Object,
+    Right,
+    condition_of,
+    containers,
+    environment_of,
+    is_called,
+    is_running,
+    key_of,
+    labels_of,
+    live_pods,
+    name_of,
+    number_setting,
+    parse_time,
+    setting,
+    some,
+    total,
+)
 from extender.cli.doctor.findings import Problem, Severity, check
-from extender.cli.doctor.objects import AGENT_WORDS, is_called, is_running, total
+from extender.core.untyped import mapping_of, objects_of, text_of
 
 EVERYDAY: Final = frozenset({"replaced", "closing", "busy"})
 """Reasons of refusals that also occur in a healthy system."""
@@ -131,3 +150,186 @@ def _describe(right: Right) -> str:
     name = f" {right.name}" if right.name else ""
     where = f"in {right.namespace}" if right.namespace else "in the whole cluster"
     return f"{right.verb} {resource}{name} {where}"
+
+
+_SKEW_SECONDS: Final = 10.0
+"""Largest accepted difference. NTP keeps clocks far closer; API timestamps are whole seconds."""
+
+
+def _unknown(facts: Facts) -> str:
+    """Return the nodes whose clocks cannot be checked, "" if there are none.
+
+    kubectl omits the required managedFields unless `--show-managed-fields` is given.
+    """
+    beating = [node for node in facts.nodes or () if _beat(node) is not None]
+    silent = [name_of(node) for node in beating if _noted(node) is None]
+    if not silent:
+        return ""
+    return (
+        f"nodes: {len(silent)} of {len(beating)} lack the time at which the API server recorded "
+        f"their heartbeat ({some(silent)}): kubectl get nodes -o json --show-managed-fields"
+    )
+
+
+@check("IG104", "clocks agree", needs=("nodes",), unseen=_unknown)
+def _skewed(facts: Facts) -> Iterator[Problem]:
+    """Find clocks that differ by more than 10 s.
+
+    The time in a kubelet's heartbeat is compared with the time at which the API server recorded it,
+    and the extender's clock with this machine's. Without `managedFields`, which kubectl omits by
+    default, the check cannot run.
+
+    Remedy: NTP.
+    """
+    evidence = []
+    for node in facts.nodes or ():
+        skew = _skew(node, facts.at)
+        if skew is not None and abs(skew) > _SKEW_SECONDS:
+            evidence.append(
+                f"{name_of(node)}: {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+            )
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="clocks of nodes differ from the API server's: ages of readings are wrong there",
+            evidence=tuple(evidence),
+            remedy="on the node: timedatectl set-ntp true && chronyc makestep",
+        )
+    skew = 0.0 if facts.extender_at is None else facts.extender_at - facts.at
+    if abs(skew) > _SKEW_SECONDS:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="the extender's clock differs from this machine's: one of them is wrong",
+            evidence=(
+                f"the extender is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} here",
+            ),
+            remedy="on the one that is wrong: timedatectl set-ntp true && chronyc makestep",
+        )
+
+
+def _skew(node: Object, at: float) -> float | None:
+    """Return the seconds by which a node's clock is ahead of the API server's, None if unknown.
+
+    The kubelet writes its heartbeat with its own clock, and the API server records the time of that
+    write. Without that record, only a heartbeat in the future shows a difference.
+    """
+    beat, written = _beat(node), _noted(node)
+    if beat is None:
+        return None
+    if written is not None:
+        return beat - written
+    return beat - at if beat > at else None
+
+
+def _beat(node: Object) -> float | None:
+    """Return the time of a kubelet's last heartbeat, by the kubelet's clock."""
+    return parse_time(condition_of(node, "Ready").get("lastHeartbeatTime"))
+
+
+def _noted(node: Object) -> float | None:
+    """Return the time at which the API server recorded the heartbeat, by the API server's clock."""
+    noted = [
+        parse_time(entry.get("time"))
+        for entry in objects_of(mapping_of(node.get("metadata")).get("managedFields"))
+        if entry.get("subresource") == "status" and entry.get("manager") == "kubelet"
+    ]
+    return max((time for time in noted if time is not None), default=None)
+
+
+_EXTENDER_WORDS: Final = ("idlegpu-extender",)
+_TEMPLATE: Final = "pod-template-hash"
+"""Label with a Deployment's revision; during a rollout pods of two revisions run."""
+
+DRAIN_SECONDS: Final = 5.0
+SHUTDOWN_SECONDS: Final = 95.0
+"""Defaults of the settings drain_seconds and shutdown_seconds."""
+
+
+@check("IG404", "the extender has time to shut down", needs=("pods", "settings"))
+def _short_grace(facts: Facts) -> Iterator[Problem]:
+    """Find extender pods that are killed before their shutdown has finished.
+
+    Their `terminationGracePeriodSeconds` is not above `drain_seconds` + `shutdown_seconds`:
+    kube-scheduler may still call them.
+
+    Remedy: the line in the Deployment; the Helm chart sets it.
+    """
+    lines = []
+    for pod in _extenders(facts):
+        grace = mapping_of(pod.get("spec")).get("terminationGracePeriodSeconds")
+        drain = _seconds(facts, pod, "drain_seconds", DRAIN_SECONDS)
+        shutdown = _seconds(facts, pod, "shutdown_seconds", SHUTDOWN_SECONDS)
+        if isinstance(grace, int) and grace <= drain + shutdown:
+            lines.append(
+                f"{key_of(pod)}: terminationGracePeriodSeconds {grace}, "
+                f"drain_seconds {drain:g} + shutdown_seconds {shutdown:g}"
+            )
+    if lines:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="the extender may be killed before its shutdown has finished: kube-scheduler "
+            "then loses calls when a pod ends",
+            evidence=tuple(lines),
+            remedy="terminationGracePeriodSeconds of the Deployment idlegpu-extender above the sum "
+            "of both (the Helm chart sets it), or smaller values in the extender's settings",
+        )
+
+
+@check("IG405", "replicas know each other", needs=("pods", "settings"))
+def _strangers(facts: Facts) -> Iterator[Problem]:
+    """Find replicas that do not exchange their requests, because `peers` is not set.
+
+    Replicas then place bursts on the same nodes, and pods count as bound without an answer, or
+    count twice.
+
+    Remedy: `peers.service`.
+    """
+    alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for pod in _extenders(facts):
+        is_leaving = "deletionTimestamp" in mapping_of(pod.get("metadata"))
+        if is_running(pod) and not is_leaving and not _knows_others(facts, pod):
+            namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
+            alike[namespace, labels_of(pod).get(_TEMPLATE, "")].append(key_of(pod))
+    for (namespace, _), names in alike.items():
+        if len(names) > 1:
+            yield Problem(
+                severity=Severity.WARNING,
+                what="replicas do not share their requests: a burst that several answer goes to "
+                "the same nodes, a pod that another replica placed counts as bound without an "
+                "answer, and a pod that two replicas placed counts twice",
+                evidence=(
+                    f"{len(names)} replicas: {some(sorted(names))}",
+                    "neither peers.service nor peers.addresses is set",
+                ),
+                remedy=f"peers: {{service: idlegpu-peers.{namespace}.svc:8888}} in the extender's "
+                "settings, and that headless Service (manifests/extender); or one replica",
+            )
+
+
+def _extenders(facts: Facts) -> Iterator[Object]:
+    return live_pods(facts, _EXTENDER_WORDS)
+
+
+def _variables(pod: Object) -> dict[str, str]:
+    """Return the literal environment variables of all containers, which override the settings."""
+    return {
+        name: value
+        for container in containers(pod)
+        for name, value in environment_of(container).items()
+    }
+
+
+def _seconds(facts: Facts, pod: Object, name: str, default: float) -> float:
+    """Return a duration setting as it applies to a pod."""
+    try:
+        return float(_variables(pod)[f"IDLEGPU_{name.upper()}"])
+    except (KeyError, ValueError):
+        return number_setting(facts, name, default)
+
+
+def _knows_others(facts: Facts, pod: Object) -> bool:
+    variables = _variables(pod)
+    return any(
+        variables.get(f"IDLEGPU_PEERS_{name.upper()}") or setting(facts, f"peers.{name}")
+        for name in ("service", "addresses")
+    )

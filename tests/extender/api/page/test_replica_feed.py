@@ -5,8 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from extender.api.page.decision_feed import MOST_AT_ONCE
-from extender.api.page.replica_feed import MOST_REPLICAS, FarFeed
+from extender.api.page.decision_feed import MOST_AT_ONCE, MOST_REPLICAS, FarFeed
 from extender.insight.replicas import Replicas
 from extender.server.redaction import (
     SEES_ALL,

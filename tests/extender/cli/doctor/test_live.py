@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from extender.cli.client import Client
+from extender.cli.cluster import Cluster
 from extender.cli.doctor import live
 from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.live import gather_cluster, gather_extender
-from extender.cli.doctor.rights import ACCOUNT, NEEDS
-from extender.cli.remote.cluster import Cluster
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.doctor.rights import _NEEDS, ACCOUNT
+from extender.cli.transports import ClientError, Failure
 from tests.extender.cli.doctor.described import service
 from tests.extender.cli.doctor.things import NOW, device, entry, node, pod
 
@@ -206,7 +206,7 @@ def test_rights_are_reviewed_for_their_account(user: str, *, is_self: bool) -> N
 
     rights = gathered(server).rights or ()
 
-    assert len(rights) == sum(len(need.verbs) for need in NEEDS if need.when({}))
+    assert len(rights) == sum(len(need.verbs) for need in _NEEDS if need.when({}))
     assert all(right.is_allowed for right in rights)
     spec = server.bodies[path][0]["spec"]
     assert spec["resourceAttributes"] == {"resource": "nodes", "verb": "list"}

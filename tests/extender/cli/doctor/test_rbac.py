@@ -8,9 +8,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from extender.cli.doctor.fact_collector import FactCollector
+from extender.cli.doctor.fact_collector import FactCollector, add_files
 from extender.cli.doctor.facts import Facts
-from extender.cli.doctor.files import add_files
 from tests.extender.cli.doctor.things import NOW, evidence, found
 
 RBAC: Final = Path(__file__).parents[4] / "manifests" / "rbac"

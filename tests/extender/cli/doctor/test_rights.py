@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from extender.cli.doctor.rights import NEEDS
+from extender.cli.doctor.rights import _NEEDS
 
 ROOT = Path(__file__).parents[4]
 BASE = "manifests/rbac"
@@ -26,7 +26,7 @@ def granted(file: str, *, is_own: bool) -> set[Right]:
 def needed(manifest: str) -> set[Right]:
     return {
         (need.group, need.resource, verb, need.name, need.is_own)
-        for need in NEEDS
+        for need in _NEEDS
         if need.manifest == manifest
         for verb in need.verbs
     }
@@ -43,7 +43,7 @@ def test_the_rights_are_those_of_the_manifests() -> None:
 
 
 def requested(**settings: object) -> set[str]:
-    return {f"{need.resource} {need.name}".strip() for need in NEEDS if need.when(settings)}
+    return {f"{need.resource} {need.name}".strip() for need in _NEEDS if need.when(settings)}
 
 
 def test_rights_for_disabled_features_are_not_required() -> None:

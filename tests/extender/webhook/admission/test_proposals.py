@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,8 +11,13 @@ from extender.core.nodes.pod_groups import Kin
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics
-from extender.webhook.admission.proposals import Proposals
-from extender.webhook.admission.webhook import AdmissionOutcome, AdmissionWebhook, Review
+from extender.webhook.admission import (
+    AdmissionOutcome,
+    AdmissionWebhook,
+    Proposals,
+    Review,
+    SchedulerLease,
+)
 
 GIB = 1 << 30
 CHAT: Any = {"ownerReferences": [{"controller": True, "kind": "StatefulSet", "name": "chat"}]}
@@ -41,7 +46,7 @@ def admitted(
         taint_key="",
         resources=ResourceNames,
         policy=lambda: policy or Policy(),
-        lease=Always(),
+        lease=cast("SchedulerLease", Always()),
         admissions=Metrics().admissions,
         proposals=proposals,
     )

@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from extender.kube.client import KubeClient
-from extender.webhook.admission.webhook import SchedulerLease
+from extender.webhook.admission import SchedulerLease
 from testkit.reviewers import kubeconfig
 
 
@@ -60,7 +60,6 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
             client,
             namespace="idlegpu",
             name="it",
-            check_seconds=2.0,
             monotonic=lambda: found.now,
         )
     )
@@ -92,7 +91,7 @@ async def test_a_renewed_lease_is_fresh_for_its_duration(held: Held) -> None:
 async def test_the_log_names_each_change_of_the_scheduler(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "extender.webhook.admission.webhook")
+    caplog.set_level(logging.INFO, "extender.webhook.admission")
 
     await held.lease.check()
     assert caplog.messages == []
@@ -122,8 +121,8 @@ async def test_replicas_do_not_check_all_at_once(
         raise asyncio.CancelledError
 
     monkeypatch.setattr(SchedulerLease, "check", check)
-    monkeypatch.setattr("extender.webhook.admission.webhook.random.uniform", bound)
-    monkeypatch.setattr("extender.webhook.admission.webhook.asyncio.sleep", sleep)
+    monkeypatch.setattr("extender.webhook.admission.random.uniform", bound)
+    monkeypatch.setattr("extender.webhook.admission.asyncio.sleep", sleep)
 
     with pytest.raises(asyncio.CancelledError):
         await held.lease.run()

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -14,12 +14,13 @@ import pytest
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics
-from extender.webhook.admission.webhook import (
+from extender.webhook.admission import (
     _MAX_BODY_BYTES,
     _MAX_READING,
     _MAX_READING_EACH,
     PATH,
     AdmissionWebhook,
+    SchedulerLease,
 )
 from testkit.fake_kube import eventually
 from testkit.webhook_requests import Client, MakeClient, pod
@@ -83,7 +84,7 @@ async def served(aiohttp_client: MakeClient) -> Served:
         taint_key="idlegpu.io/scheduler",
         resources=lambda: ResourceNames(("nvidia.com/gpu", "nvidia.com/mig-*")),
         policy=Policy,
-        lease=scheduler,
+        lease=cast("SchedulerLease", scheduler),
         admissions=metrics.admissions,
     )
     return Served(await aiohttp_client(webhook.build_app()), scheduler, metrics, webhook)
@@ -221,7 +222,7 @@ async def test_an_unreadable_review_allows_the_pod_and_is_counted_and_logged(
 async def test_slow_or_too_many_reviews_allow_the_pod(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.webhook.admission.webhook._READ_SECONDS", 0.05)
+    monkeypatch.setattr("extender.webhook.admission._READ_SECONDS", 0.05)
     never = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -232,7 +233,7 @@ async def test_slow_or_too_many_reviews_allow_the_pod(
         response = (await answer.json())["response"]
 
     assert (response["allowed"], "patch" in response) == (True, False)
-    monkeypatch.setattr("extender.webhook.admission.webhook._MAX_READING", 0)
+    monkeypatch.setattr("extender.webhook.admission._MAX_READING", 0)
     assert await served.scheduler_of(made(pod())) == ""
     assert served.count("unreadable") == 2
 
@@ -250,7 +251,7 @@ async def test_a_fault_of_the_webhook_allows_the_pod(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("made up")
 
-    monkeypatch.setattr("extender.webhook.admission.webhook.parse_request", fail)
+    monkeypatch.setattr("extender.webhook.admission.parse_request", fail)
 
     response = await served.admit(review(object=made(pod())))
 
@@ -293,7 +294,7 @@ async def test_the_log_stays_short_for_any_input(
 
     for number in range(50):
         await served.admit(b"{" * (number + 1))
-    monkeypatch.setattr("extender.webhook.admission.webhook.parse_request", fail)
+    monkeypatch.setattr("extender.webhook.admission.parse_request", fail)
     for _ in range(50):
         await served.admit(review(object=made(pod())))
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from extender.webhook.admission.webhook import (
+from extender.webhook.admission import (
     _MAX_WARNING,
     ReviewError,
     _decode_review,

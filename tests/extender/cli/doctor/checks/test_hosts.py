@@ -1,10 +1,12 @@
 """Checks for GPU nodes that pods without GPUs fill."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from extender.cli.doctor.facts import Facts
+from tests.extender.cli.doctor.described import at
 from tests.extender.cli.doctor.things import (
     GPU,
     NOW,
@@ -19,7 +21,7 @@ OFFERED = {GPU: "8", "cpu": "64", "memory": "512Gi"}
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
 
-def at(*pods: Any, **changes: Any) -> Facts:
+def filled(*pods: Any, **changes: Any) -> Facts:
     return Facts(at=NOW, nodes=(node(capacity=OFFERED, **changes),), pods=pods)
 
 
@@ -31,7 +33,7 @@ def needing(name: str, cpu: str, memory: str = "1Gi", gpus: int = 0, owner: str 
 
 
 def test_pods_without_gpus_that_strand_gpus_are_reported_with_a_taint() -> None:
-    facts = at(needing("web", "40"), needing("batch", "20"), needing("train", "2", gpus=2))
+    facts = filled(needing("web", "40"), needing("batch", "20"), needing("train", "2", gpus=2))
 
     assert severities("IG207", facts) == ["warning"]
     assert evidence("IG207", facts) == (
@@ -43,7 +45,7 @@ def test_pods_without_gpus_that_strand_gpus_are_reported_with_a_taint() -> None:
 
 
 def test_so_are_those_that_leave_no_memory() -> None:
-    facts = at(needing("cache", "1", "400Gi"))
+    facts = filled(needing("cache", "1", "400Gi"))
 
     assert "5 of 8 free GPUs cannot be used" in evidence("IG207", facts)
 
@@ -51,11 +53,13 @@ def test_so_are_those_that_leave_no_memory() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        pytest.param(at(needing("web", "30")), id="half-of-each-share-is-left"),
-        pytest.param(at(needing("agent", "60", owner="DaemonSet")), id="on-every-node"),
-        pytest.param(at(needing("train", "60", gpus=2)), id="a-gpu-pod-has-it"),
-        pytest.param(at(needing("web", "60"), needing("train", "1", gpus=8)), id="no-gpu-is-free"),
-        pytest.param(at(needing("web", "60"), taints=[TAINT]), id="tainted-already"),
+        pytest.param(filled(needing("web", "30")), id="half-of-each-share-is-left"),
+        pytest.param(filled(needing("agent", "60", owner="DaemonSet")), id="on-every-node"),
+        pytest.param(filled(needing("train", "60", gpus=2)), id="a-gpu-pod-has-it"),
+        pytest.param(
+            filled(needing("web", "60"), needing("train", "1", gpus=8)), id="no-gpu-is-free"
+        ),
+        pytest.param(filled(needing("web", "60"), taints=[TAINT]), id="tainted-already"),
     ],
 )
 def test_stranded_gpus_are_reported_only_if_pods_took_their_cpu(facts: Facts) -> None:
@@ -66,4 +70,45 @@ def test_a_pod_that_has_ended_takes_nothing() -> None:
     ended = needing("done", "60")
     ended["status"]["phase"] = "Succeeded"
 
-    assert found("IG207", at(ended)) == []
+    assert found("IG207", filled(ended)) == []
+
+
+RACK = "topology.kubernetes.io/rack"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+
+
+def cluster(*labels: dict[str, str], settings: dict[str, Any] | None = None) -> Facts:
+    """Return a cluster with a group, and a node for each set of labels."""
+    nodes = tuple(node(f"node-{number}", labels=each) for number, each in enumerate(labels))
+    facts = at(nodes[0], pod("p", 1, labels={JOBSET: "train"}), settings=settings or {})
+    return replace(facts, nodes=nodes)
+
+
+def test_a_label_that_no_node_has_is_named() -> None:
+    facts = cluster({RACK: "a"}, {}, settings={"group_topology": [RACK, "x/row"]})
+
+    assert severities("IG305", facts) == ["warning"]
+    assert "x/row" in evidence("IG305", facts)
+    assert RACK not in evidence("IG305", facts)
+
+
+def test_groups_on_nodes_without_any_topology_are_named() -> None:
+    facts = cluster({}, {})
+
+    assert severities("IG305", facts) == ["info"]
+    assert "team/JobSet train" in evidence("IG305", facts)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        cluster({RACK: "a"}, {}),
+        cluster({}, {}, settings={"group_topology": []}),
+        cluster({}),
+        replace(cluster({}, {}), pods=(pod("alone", 1),)),
+        cluster({"x/row": "1"}, {}, settings={"group_topology": ["x/row"]}),
+    ],
+    ids=["a node has one", "switched off", "one node", "no group", "its own label"],
+)
+def test_all_is_well(facts: Facts) -> None:
+    assert found("IG305", facts) == []

@@ -1,15 +1,21 @@
 """Checks that the extender's own parts work."""
 
+from typing import Any, Final
+
 import pytest
 
-from extender.cli.doctor.checks.service import DAY, EVERYDAY
+from extender.cli.commands.doctor import CHECKS
+from extender.cli.doctor.checks.service import DAY, DRAIN_SECONDS, EVERYDAY, SHUTDOWN_SECONDS
 from extender.cli.doctor.facts import Certificate, Facts, Sample
+from extender.cli.doctor.findings import examine
+from extender.settings.config import Settings, all_settings
 from extender.sources.agents import refusal
-from tests.extender.cli.doctor.described import right
+from tests.extender.cli.doctor.described import replica, right
 from tests.extender.cli.doctor.things import (
     NOW,
     evidence,
     found,
+    node,
     pod,
     sample,
     severities,
@@ -84,3 +90,137 @@ def test_a_right_that_is_missing_is_reported() -> None:
     )
     assert found("IG403", facts)[0].remedy == "kubectl apply -k manifests/rbac"
     assert found("IG403", Facts(at=NOW, rights=(right(is_allowed=True),))) == []
+
+
+CLOCKS: Final = [check for check in CHECKS if check.code == "IG104"]
+
+
+@pytest.mark.parametrize(
+    ("beat", "noted", "expected"),
+    [
+        ("2027-01-15T08:00:30Z", "2027-01-15T08:00:00Z", "node-1: 30 s ahead"),
+        ("2027-01-15T07:59:00Z", "2027-01-15T08:00:00Z", "node-1: 60 s behind"),
+        ("2027-01-15T08:00:05Z", "2027-01-15T08:00:00Z", ""),
+        # A heartbeat older than the check proves nothing.
+        ("2027-01-15T07:55:00Z", "2027-01-15T07:55:00Z", ""),
+        ("2027-01-15T08:05:00Z", None, "node-1: 300 s ahead"),
+    ],
+)
+def test_a_wrong_clock_is_found_by_the_api_servers_record(
+    beat: str, noted: str | None, expected: str
+) -> None:
+    assert evidence("IG104", Facts(at=NOW, nodes=(node(beat=beat, noted=noted),))) == expected
+
+
+def test_the_extenders_clock_is_reported() -> None:
+    assert severities("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 60)) == ["warning"]
+    assert found("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 5)) == []
+
+
+@pytest.mark.parametrize("beat", ["2027-01-15T07:00:00Z", "2027-01-15T08:00:00Z"])
+def test_without_the_api_servers_record_the_check_has_not_passed(beat: str) -> None:
+    """kubectl omits managed fields: a clock an hour behind then looks like an old heartbeat."""
+    nodes = (node(), node("node-2", beat=beat, noted=None))
+
+    report = examine(Facts(at=NOW, nodes=nodes), CLOCKS)
+
+    assert (report.findings, report.passed) == ((), ())
+    (not_run,) = report.not_run
+    assert "1 of 2 lack the time" in not_run.why
+    assert "(node-2): kubectl get nodes -o json --show-managed-fields" in not_run.why
+
+
+def test_a_partial_result_is_reported() -> None:
+    nodes = (node(beat="2027-01-15T07:00:00Z"), node("node-2", noted=None))
+
+    assert evidence("IG104", Facts(at=NOW, nodes=nodes)) == "node-1: 3600 s behind"
+
+
+def test_nodes_without_a_heartbeat_hide_nothing() -> None:
+    gone = node("gone", beat=None, noted=None)
+
+    assert examine(Facts(at=NOW, nodes=(node(), gone)), CLOCKS).passed == ("IG104",)
+
+
+def facts_of(*pods: dict[str, Any], **settings: object) -> Facts:
+    return Facts(at=NOW, pods=pods, settings=settings)
+
+
+def test_the_defaults_are_the_settings_own() -> None:
+    settings = Settings()
+
+    assert (settings.drain_seconds, settings.shutdown_seconds) == (DRAIN_SECONDS, SHUTDOWN_SECONDS)
+    variables = {setting.variable for setting in all_settings().values()}
+    names = ("DRAIN_SECONDS", "SHUTDOWN_SECONDS", "PEERS_SERVICE", "PEERS_ADDRESSES")
+    assert variables >= {f"IDLEGPU_{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "settings", "expected"),
+    [
+        pytest.param(101, {}, [], id="enough"),
+        pytest.param(100, {}, ["warning"], id="nothing to spare"),
+        pytest.param(110, {"shutdown_seconds": 200}, ["warning"], id="the settings want more"),
+        pytest.param(30, {"shutdown_seconds": 20}, [], id="the settings want less"),
+        pytest.param(30, {"drain_seconds": 30, "shutdown_seconds": 0}, ["warning"], id="all of it"),
+    ],
+)
+def test_grace_period_is_compared_with_the_settings(
+    grace_seconds: int, settings: dict[str, object], expected: list[str]
+) -> None:
+    facts = facts_of(replica(grace_seconds=grace_seconds), **settings)
+
+    assert severities("IG404", facts) == expected
+
+
+def test_a_variable_comes_before_the_file() -> None:
+    longer = replica(env={"IDLEGPU_SHUTDOWN_SECONDS": "120"})
+
+    assert evidence("IG404", facts_of(longer, shutdown_seconds=20)) == (
+        "idlegpu/idlegpu-extender-x: terminationGracePeriodSeconds 110, "
+        "drain_seconds 5 + shutdown_seconds 120"
+    )
+
+
+def test_time_to_end_that_is_not_known_is_no_fault() -> None:
+    unknown = replica()
+    del unknown["spec"]["terminationGracePeriodSeconds"]
+
+    assert found("IG404", facts_of(unknown)) == []
+
+
+def test_replicas_that_do_not_report_each_other_are_reported() -> None:
+    facts = facts_of(replica("x"), replica("y"))
+
+    assert severities("IG405", facts) == ["warning"]
+    assert "2 replicas: idlegpu/idlegpu-extender-x, idlegpu/idlegpu-extender-y" in evidence(
+        "IG405", facts
+    )
+
+
+def leaving(suffix: str) -> dict[str, Any]:
+    made = replica(suffix)
+    made["metadata"]["deletionTimestamp"] = "2027-01-15T07:59:00Z"
+    return made
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param([replica("x")], id="one"),
+        pytest.param([replica("x"), replica("y", template="2")], id="a rollout"),
+        pytest.param([replica("x"), leaving("y")], id="one that ends"),
+        pytest.param([replica("x"), replica("y", ready=False)], id="one that starts"),
+        pytest.param(
+            [replica(name, env={"IDLEGPU_PEERS_SERVICE": "a:1"}) for name in "xy"],
+            id="a variable says where the others are",
+        ),
+    ],
+)
+def test_a_single_replica_or_one_with_peers_has_no_finding(pods: list[dict[str, Any]]) -> None:
+    assert found("IG405", facts_of(*pods)) == []
+
+
+@pytest.mark.parametrize("peers", [{"service": "a:1"}, {"addresses": ["a:1"]}])
+def test_the_settings_say_where_the_others_are(peers: dict[str, object]) -> None:
+    assert found("IG405", facts_of(replica("x"), replica("y"), peers=peers)) == []

@@ -8,7 +8,7 @@ import yaml
 from aiohttp import web
 
 from extender.cli.client import Client, ClientError, Failure
-from extender.cli.remote.cluster import Cluster
+from extender.cli.cluster import Cluster
 from testkit.cli_serving import serving
 
 

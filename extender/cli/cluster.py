@@ -11,8 +11,7 @@ import msgspec
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import Configuration
 
-from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.remote.transports import Login, Params, UrlTransport
+from extender.cli.transports import ClientError, Failure, Login, Params, UrlTransport
 from extender.kube.kubeconfig import KUBECONFIG_ERRORS, cause_of
 from extender.runtime.decoding import MalformedError, decode_with
 

@@ -1,9 +1,10 @@
-"""Register the collectors that read the extender's state at each scrape."""
+"""Routes of the status port: health for the kubelet, and metrics of the state for Prometheus."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from aiohttp import web
@@ -12,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.answers import routes
+from extender.answers.answer import Readiness
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.health import short_words
@@ -23,11 +26,43 @@ from extender.insight.demand import Supply, demand_metrics
 from extender.insight.pending import Waits
 from extender.insight.stranded import HostPods, find_needs
 from extender.runtime.metrics import Metrics
+from extender.server.json_api import json_answer
 from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
 from extender.settings.config import Settings
 from extender.sources.agents.source import AgentStatus
 from extender.sources.kubernetes.host_use import PlacedPod
+
+_READY: Final = "ready"
+
+
+def health_routes(
+    ready_state: Callable[[], str], degraded: Callable[[], Mapping[str, str]]
+) -> list[web.RouteDef]:
+    """Return the routes.
+
+    Args:
+        ready_state: returns "ready", or the state that keeps the extender from answering; called
+            for each request.
+        degraded: returns the cause of each degradation by component; without pod data, because
+            every client may read it.
+    """
+
+    async def readyz(_: web.Request) -> web.Response:
+        causes = dict(degraded())
+        state = ready_state()
+        is_ready = state == _READY
+        return json_answer(
+            Readiness(status="degraded" if causes and is_ready else state, degraded=causes),
+            HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+
+    return [web.get(routes.HEALTHZ.path, _healthz), web.get(routes.READYZ.path, readyz)]
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
 
 # Prometheus metrics of the fleet's state and its sources, computed at each scrape.
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from extender.answers.fleet import Gpus
-from extender.server.json_answers import stream_answer
+from extender.server.json_api import stream_answer
 from testkit.webhook_requests import MakeClient
 
 DEADLINE_SECONDS = 20.0
@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 20.0
 async def test_a_client_that_does_not_read_is_disconnected(
     aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.server.json_answers.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("extender.server.json_api.ANSWER_SECONDS", 0.5)
     ended = asyncio.Event()
 
     def pieces() -> Iterator[list[dict[str, str]]]:

@@ -1,8 +1,9 @@
-"""Read-only JSON API: nodes, GPUs and the best nodes for a pod."""
+"""Routes of the JSON API: nodes, GPUs, the best nodes for a pod, and GPU pods with their cost."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -10,11 +11,13 @@ from aiohttp import web
 from multidict import MultiMapping
 
 from extender.answers import routes
+from extender.answers.decisions import Best, BestNode, ModelCount
 from extender.answers.fleet import Defrag, Gpu, Gpus, Node, Nodes, SourceSummary
-from extender.answers.verdicts import Best, BestNode, ModelCount
 from extender.core.decision.decision import Decision
 from extender.core.decision.evaluation import are_accepted
 from extender.core.decision.filtering import Code
+from extender.core.policy import Prices
+from extender.core.prices import PriceList
 from extender.core.request.annotations import Annotation
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import GpuRequest, parse_request
@@ -23,7 +26,14 @@ from extender.fleet.fleet import Fleet
 from extender.fleet.intake import SourceState
 from extender.insight.decisions import DecisionRoutes
 from extender.insight.defrag import find_plans
+from extender.insight.explain import Explain
+from extender.insight.holders import Holders
+from extender.insight.last_active import Idleness
+from extender.insight.pending import Pending
+from extender.insight.pods import PodList
+from extender.insight.replicas import ONE, Replicas
 from extender.insight.stranded import HostPods, TypicalNeeds, count_stranded, find_needs
+from extender.insight.usage import CostRoutes, UsageRecord
 from extender.insight.views import gpus_of, node_views, node_with_gpus, verdict_view
 from extender.insight.what_if import (
     CORDONED,
@@ -32,18 +42,24 @@ from extender.insight.what_if import (
     STRANDED,
     TAINTED,
     TOLERATED_TAINT,
+    SizeRoute,
+    WhatIf,
 )
 from extender.placement.placer import Placer
 from extender.runtime.cooperative import run_in_steps
-from extender.server.json_answers import (
+from extender.runtime.metrics import Metrics
+from extender.server.json_api import (
+    QueryError,
     chunks,
     error_answer,
     json_answer,
+    read_number,
+    serve,
     stream_answer,
     unknown_node,
 )
-from extender.server.query_parameters import QueryError, read_number, serve
 from extender.server.redaction import NO_NAMESPACE, of_pod, redactable
+from extender.settings.config import Settings
 
 _PIECE_NODES = 32
 """Nodes to encode between two yields to the event loop: a few milliseconds' work."""
@@ -321,3 +337,65 @@ def _source_view(state: SourceState) -> SourceSummary:
 def _object_view(namespace: str, name: str) -> str | None:
     """Return an object's name, redacted like the pods of its namespace."""
     return of_pod(namespace, f"{namespace}/{name}") if namespace else name
+
+
+_NO_PRICES: Final = Prices()
+
+
+class PodRoutes:
+    """The routes /v1/pending, /v1/pods, /v1/holders, /v1/costs, /v1/usage, /v1/size, /v1/explain.
+
+    Args:
+        placer: ranks nodes, and remembers decisions.
+        resources: returns the names of GPU resources.
+        clock: seconds since the epoch.
+        replicas: this replica and the others.
+        prices: prices of a GPU-hour.
+        metrics: metrics to update; None for none.
+    """
+
+    def __init__(
+        self,
+        placer: Placer,
+        resources: Callable[[], ResourceNames],
+        clock: Callable[[], float],
+        *,
+        replicas: Replicas = ONE,
+        prices: Prices = _NO_PRICES,
+        metrics: Metrics | None = None,
+    ) -> None:
+        fleet = placer.fleet
+        self.idleness = Idleness(fleet, clock)
+        self.pending = Pending(fleet, placer.history, clock, replicas)
+        self.holders = Holders(fleet, self.idleness, clock)
+        self._pods = PodList(fleet, self.holders, self.pending, clock)
+        self._costs = CostRoutes(self.holders, clock)
+        self.usage = UsageRecord(fleet, self.holders, clock, metrics)
+        self.set_prices(prices.entries, prices.spot_share)
+        self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
+        self._size = SizeRoute(fleet)
+        self._what_if = WhatIf(fleet, placer, resources)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes for pending pods, holders, costs and explanations."""
+        parts = (
+            self.pending, self.holders, self._costs, self.explain, self._what_if, self._size,
+            self.usage, self._pods,
+        )  # fmt: skip
+        return [route for part in parts for route in part.routes()]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the routes at which other replicas query explanations and latest decisions."""
+        return [*self.explain.peer_routes(), *self.pending.last.peer_routes()]
+
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings."""
+        self.set_prices(settings.prices, settings.spot_share)
+
+    def set_prices(self, prices: Mapping[str, float], spot_share: float = 1.0) -> None:
+        """Replace the price list."""
+        self.holders.prices = PriceList(prices, spot_share)
+
+    async def run(self) -> None:
+        """Watch the GPUs' activity until cancelled."""
+        await self.idleness.run()

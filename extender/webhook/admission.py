@@ -1,4 +1,7 @@
-"""Set the scheduler of GPU pods that name none; the webhook never refuses a pod."""
+"""Admission webhook: set the scheduler of GPU pods that name none, and propose annotations.
+
+The webhook never refuses a pod. It proposes memory and models as `idlegpu size` does.
+"""
 
 import asyncio
 import base64
@@ -11,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import orjson
 from aiohttp import web
@@ -20,17 +23,101 @@ from prometheus_client import Counter as Metric
 
 from extender.core.nodes.inventory import NodeRecord, selects
 from extender.core.nodes.node_selection import Operator, Selection, Term, read_selection
+from extender.core.nodes.pod_groups import Kin, kin_of, similarity_of
 from extender.core.policy import Policy
+from extender.core.request.annotations import PROPOSAL, Annotation
 from extender.core.request.gpu_resources import ResourceNames, excess_of
-from extender.core.request.request import parse_request
+from extender.core.request.request import GpuRequest, parse_request
+from extender.core.sizing import USABLE, Certainty, Measured, Proposal, propose, texts_in
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.decoding import MalformedError, decode_with, excess_values
-from extender.runtime.log_throttle import LogThrottle
+from extender.runtime.logs import LogThrottle
 from extender.settings.api import Admission
-from extender.webhook.admission.proposals import Proposals
 
 logger = logging.getLogger(__name__)
+
+_MIB: Final = 1 << 20
+_MAX_TEXT: Final = 8192
+"""Maximum number of characters of the containers' texts that are searched for options and words: a
+few milliseconds at most, and a tenth of a millisecond for most pods."""
+_MAX_REASON: Final = 500
+_SIMILAR: Final = frozenset({"owner", "images"})
+"""Similarity that is enough to write an annotation; equal requests alone are not."""
+
+_MeasuredLike = Callable[[Kin], tuple[str, list[int]] | None]
+"""Returns the memory of the most similar pods in bytes, and the key that they share."""
+
+
+class Proposals:
+    """Propose annotations for new GPU pods; a pod's own annotations always count.
+
+    Memory is proposed only where similar pods were measured, and never more than the largest card
+    can give: a guess must not keep a pod from a node. Models are only a preference, so an estimate
+    from the size of the model is enough.
+
+    Args:
+        measured_like: looks up what similar pods were measured to use.
+        largest_card: returns the memory of the cluster's largest card in bytes, 0 if unknown.
+    """
+
+    def __init__(self, measured_like: _MeasuredLike, largest_card: Callable[[], int]) -> None:
+        self._measured_like = measured_like
+        self._largest_card = largest_card
+        self._throttle = LogThrottle()
+
+    def annotations_for(
+        self, pod: Mapping[str, object], namespace: str, request: GpuRequest
+    ) -> dict[str, str]:
+        """Return the annotations to add to a new pod; {} for none, and after any fault.
+
+        Args:
+            pod: the Pod object.
+            namespace: its namespace, which the object of a new pod may lack.
+            request: its GPU request.
+        """
+        try:
+            return self._propose(pod, namespace, request)
+        except Exception as error:
+            unlogged = self._throttle.due("proposal", type(error).__name__)
+            if unlogged is not None:
+                logger.exception("no proposal", extra={"also_unlogged": unlogged})
+            return {}
+
+    def _propose(
+        self, pod: Mapping[str, object], namespace: str, request: GpuRequest
+    ) -> dict[str, str]:
+        metadata = mapping_of(pod.get("metadata"))
+        own = mapping_of(metadata.get("annotations"))
+        states_memory = Annotation.GPU_MEMORY in own or bool(request.memory_source)
+        states_models = bool({Annotation.PREFER_MODELS, Annotation.REQUIRE_MODELS} & own.keys())
+        if states_memory and states_models:
+            return {}
+        measured = self._measured(kin_of({**pod, "metadata": {**metadata, "namespace": namespace}}))
+        text = " ".join(texts_in(mapping_of(pod.get("spec")).get("containers")))[:_MAX_TEXT]
+        found = propose("", text, measured, gpus=request.count)
+        proposed: dict[str, str] = {}
+        if measured is not None and not states_memory:
+            proposed[Annotation.GPU_MEMORY.value] = f"{self._memory(found, measured) // _MIB}Mi"
+        if found.models and found.certainty is not Certainty.GUESSED and not states_models:
+            proposed[Annotation.PREFER_MODELS.value] = ",".join(found.models)
+        if not proposed:
+            return {}
+        reason = f"{found.certainty.value}: {'; '.join(found.because)}"[:_MAX_REASON]
+        return proposed | {PROPOSAL: reason}
+
+    def _measured(self, kin: Kin) -> Measured | None:
+        found = self._measured_like(tuple(key for key in kin if similarity_of(key) in _SIMILAR))
+        if found is None:
+            return None
+        key, used = found
+        return Measured(by=similarity_of(key), pods=len(used), memory_bytes=max(used))
+
+    def _memory(self, found: Proposal, measured: Measured) -> int:
+        """Return the memory to propose, in bytes: at most what the largest card can give."""
+        most = max(measured.memory_bytes + _MIB, int(self._largest_card() * USABLE))
+        return min(found.memory_bytes or most, most)
+
 
 PATH: Final = "/admit"
 _LABEL: Final = "idlegpu.io/scheduler"
@@ -80,7 +167,7 @@ class ReviewError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """A pod that is being created.
+    """Review of a pod that is being created.
 
     Attributes:
         uid: UID of the review; the answer repeats it.
@@ -146,12 +233,7 @@ def _patch_pod(
         {"op": "add", "path": "/spec/schedulerName", "value": scheduler}
     ]
     tolerations = mapping_of(pod.get("spec")).get("tolerations")
-    toleration = {
-        "key": taint_key,
-        "operator": "Equal",
-        "value": scheduler,
-        "effect": "NoSchedule",
-    }
+    toleration = {"key": taint_key, "operator": "Equal", "value": scheduler, "effect": "NoSchedule"}
     if taint_key and toleration not in items_of(tolerations):
         has_some = isinstance(tolerations, list)
         patch.append(
@@ -210,7 +292,6 @@ class SchedulerLease:
         client: client of the API server.
         namespace: namespace of the Lease.
         name: name of the Lease.
-        check_seconds: time between two checks.
         monotonic: returns a monotonic time in seconds.
     """
 
@@ -220,13 +301,11 @@ class SchedulerLease:
         *,
         namespace: str,
         name: str,
-        check_seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         self._name = f"{namespace}/{name}"
-        self._check_seconds = check_seconds
         self._monotonic = monotonic
         self._seen: tuple[str, str] | None = None
         self._fresh_until = -math.inf
@@ -242,7 +321,7 @@ class SchedulerLease:
         """Check the Lease until cancelled."""
         while True:
             await self.check()
-            await asyncio.sleep(self._check_seconds * random.uniform(0.9, 1.1))
+            await asyncio.sleep(_LEASE_CHECK_SECONDS * random.uniform(0.9, 1.1))
 
     async def check(self) -> None:
         """Check the Lease once; a failed check changes nothing."""
@@ -356,17 +435,6 @@ class AdmissionOutcome(StrEnum):
     """The webhook itself failed."""
 
 
-class _SchedulerPresence(Protocol):
-    """Reports whether a scheduler is running."""
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether the scheduler is running; never waits."""
-
-    async def run(self) -> None:
-        """Check the scheduler until cancelled."""
-
-
 class AdmissionWebhook:
     """Answers the API server's reviews of new pods.
 
@@ -387,7 +455,7 @@ class AdmissionWebhook:
         taint_key: str,
         resources: Callable[[], ResourceNames],
         policy: Callable[[], Policy],
-        lease: _SchedulerPresence,
+        lease: SchedulerLease,
         admissions: Metric,
         proposals: Proposals | None = None,
     ) -> None:
@@ -422,12 +490,6 @@ class AdmissionWebhook:
         except ReviewError as error:
             self._log_unreadable(request, str(error))
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, error.uid)
-        except TimeoutError:
-            self._log_unreadable(request, f"the body did not arrive within {_READ_SECONDS:g} s")
-            outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
-        except web.HTTPRequestEntityTooLarge:
-            self._log_unreadable(request, f"the body is larger than {_MAX_BODY_BYTES} bytes")
-            outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except Exception as error:
             unlogged = self._throttle.due("fault", type(error).__name__)
             if unlogged is not None:
@@ -449,8 +511,7 @@ class AdmissionWebhook:
         """Return the body.
 
         Raises:
-            ReviewError: too many reviews are being read.
-            TimeoutError: the body does not arrive in time.
+            ReviewError: too many reviews are being read, or the body is too late or too large.
         """
         reading, address = self._reading, request.remote
         if reading[address] >= _MAX_READING_EACH or reading.total() >= _MAX_READING:
@@ -462,6 +523,10 @@ class AdmissionWebhook:
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 return await request.read()
+        except TimeoutError as error:
+            raise ReviewError(f"the body did not arrive within {_READ_SECONDS:g} s") from error
+        except web.HTTPRequestEntityTooLarge as error:
+            raise ReviewError(f"the body is larger than {_MAX_BODY_BYTES} bytes") from error
         finally:
             reading[address] -= 1
             if not reading[address]:
@@ -520,7 +585,6 @@ def build_webhook(
         client,
         namespace=settings.lease_namespace or own_namespace,
         name=settings.lease_name,
-        check_seconds=_LEASE_CHECK_SECONDS,
     )
     return AdmissionWebhook(
         settings.scheduler_name,

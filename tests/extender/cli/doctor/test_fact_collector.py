@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extender.cli.doctor.fact_collector import FactCollector
+from extender.cli.doctor.fact_collector import FactCollector, add_files
 from extender.cli.doctor.facts import Facts
-from extender.cli.doctor.files import add_files
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.transports import ClientError, Failure
 from testkit.certificates import issue
 from tests.extender.cli.doctor.things import NOW, device, entry, node, pod
 

@@ -1,1 +1,0 @@
-"""Client of the API: transports, errors."""

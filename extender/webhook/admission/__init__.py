@@ -1,1 +1,0 @@
-"""The admission webhook: set the scheduler of GPU pods when they are created."""
