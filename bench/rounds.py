@@ -18,7 +18,7 @@ from bench.machine import report
 from bench.world import FleetSpec, World, open_world
 from extender.runtime import native_memory
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus import frames
+from extender.sources.prometheus import protocol
 from extender.sources.prometheus.collector import Collector
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.worker import round_frames
@@ -55,7 +55,7 @@ def measure(world: World, rounds: int, pods: int) -> list[float]:
             before = time.process_time()
             found = collector.collect(identity, begun + INTERVAL_SECONDS * number)
             for frame in round_frames(found):
-                frames.write(pipe, frame)
+                protocol.write(pipe, frame)
             del found
             gc.collect(YOUNGER)
             native_memory.give_back()

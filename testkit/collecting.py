@@ -10,7 +10,7 @@ from extender.settings.sources import Prometheus
 from extender.sources.prometheus.collector import Collector, Round
 from extender.sources.prometheus.dcgm_devices import DeviceRow
 from extender.sources.prometheus.node_identity import NodeIdentity
-from extender.sources.prometheus.rows import Rows
+from extender.sources.prometheus.responses import Rows
 
 NOW: Final = 1_800_000_000.0
 NODES: Final = NodeIdentity(

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 from extender.api.json_routes import FleetRoutes, PodRoutes
 from extender.core.decision.decision import Decision
 from extender.core.devices.readings import DeviceInfo, DeviceKey, Readings, Signal
+from extender.core.nodes.host_resources import PlacedPod
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Policy
@@ -29,7 +30,6 @@ from extender.placement.placer import Placer
 from extender.placement.request_log import RequestLog
 from extender.runtime.metrics import Metrics
 from extender.server.redaction import SEES_ALL, VIEWER, Viewer
-from extender.sources.kubernetes.host_use import PlacedPod
 from extender.webhook.handlers import Webhooks
 from testkit.builders import GIB, GPU, NOW, pod_ref, request
 from testkit.cards import Gpu, readings_of

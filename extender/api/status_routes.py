@@ -20,6 +20,7 @@ from extender.core.decision.evaluation import estimates
 from extender.core.decision.health import short_words
 from extender.core.decision.verdicts import STATES, count_states, state_codes
 from extender.core.nodes.batches import current_batch
+from extender.core.nodes.host_resources import PlacedPod
 from extender.core.steps import Steps, finish
 from extender.fleet.fleet import Fleet
 from extender.insight.demand import Supply, demand_metrics
@@ -31,7 +32,6 @@ from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
 from extender.settings.config import Settings
 from extender.sources.agents.source import AgentStatus
-from extender.sources.kubernetes.host_use import PlacedPod
 
 _READY: Final = "ready"
 

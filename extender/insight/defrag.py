@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from extender.answers.fleet import MovePlan, PodMove
-from extender.core.nodes.host_resources import NONE, HostResources
+from extender.core.nodes.host_resources import NONE, HostResources, PlacedPod
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, PoolRow, Rows, Telemetry
 from extender.core.steps import Steps
@@ -16,7 +16,6 @@ from extender.fleet.fleet import Fleet
 from extender.fleet.impossible_requests import is_bad
 from extender.insight.stranded import HostPods, count_usable, find_needs
 from extender.server.redaction import of_pod, pod_key
-from extender.sources.kubernetes.host_use import PlacedPod
 
 _MAX_EXAMINED: Final = 64
 """Maximum number of nodes whose pods are tried on other nodes: those with the fewest moves."""

@@ -7,13 +7,12 @@ from statistics import median_high
 from typing import Final, NamedTuple
 
 from extender.answers.advice import HostAmounts, StrandedGpus, StrandedHolder
-from extender.core.nodes.host_resources import NAMES, NONE, HostResources
+from extender.core.nodes.host_resources import NAMES, NONE, HostResources, PlacedPod
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.server.redaction import namespace_of, of_pod, pod_key
-from extender.sources.kubernetes.host_use import PlacedPod
 
 HostPods = Callable[[], Mapping[str, PlacedPod]]
 """Returns the requests of every pod that has a node, by `namespace/name`."""

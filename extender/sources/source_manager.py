@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from extender.core.nodes.host_resources import PlacedPod
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
@@ -18,12 +19,15 @@ from extender.settings.config import Settings
 from extender.settings.sources import Agents
 from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.host_use import PlacedPod
-from extender.sources.kubernetes.object_kinds import InventorySink
+from extender.sources.kubernetes.objects import InventorySink
 from extender.sources.kubernetes.reflector import ReflectorSettings
 from extender.sources.prometheus.node_identity import NodeIdentity, addresses_of
-from extender.sources.prometheus.past_use import PastUse, UseRecorder
-from extender.sources.prometheus.source import PrometheusSource, PrometheusStatus
+from extender.sources.prometheus.source import (
+    PastUse,
+    PrometheusSource,
+    PrometheusStatus,
+    UseRecorder,
+)
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
 AGENTS_CERTIFICATE, PAST_USE = "agents' certificate", "past use"

@@ -41,14 +41,12 @@ from extender.sources.agents.states import AgentState, readings_of
 from extender.sources.agents.tokens import Sender
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.reflector import Reflector
-from extender.sources.prometheus import frames, http
+from extender.sources.prometheus import http, protocol
 from extender.sources.prometheus.collector import Collector
-from extender.sources.prometheus.common import PrometheusError
-from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.history import collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
+from extender.sources.prometheus.protocol import Frame, PrometheusError
 from extender.sources.prometheus.source import ReadingsBuilder, _read_history
-from extender.sources.prometheus.worker import _past_frames, round_frames
+from extender.sources.prometheus.worker import _past_frames, collect_past, collect_use, round_frames
 from extender.webhook.admission import AdmissionWebhook, ReviewError, SchedulerLease, _decode_review
 from testkit.builders import NOW
 from testkit.cards import IDLE
@@ -214,8 +212,8 @@ def prometheus(runner: asyncio.Runner) -> Target:
 
 def _sent(answer: Iterable[Frame]) -> list[Frame]:
     """Return frames as the extender receives them from the worker process."""
-    pipe = io.BytesIO(b"".join(part for one in answer for part in frames.encode(one)))
-    return list(iter(lambda: frames.read(pipe), None))
+    pipe = io.BytesIO(b"".join(part for one in answer for part in protocol.encode(one)))
+    return list(iter(lambda: protocol.read(pipe), None))
 
 
 class _ApiServer:

@@ -59,6 +59,13 @@ class HostResources(NamedTuple):
 NONE: Final = HostResources()
 
 
+class PlacedPod(NamedTuple):
+    """A pod's requests and its node."""
+
+    node: str
+    needs: HostResources
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerNeeds:
     """Requests of one container.

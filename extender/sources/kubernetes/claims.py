@@ -13,9 +13,7 @@ from extender.core.nodes.inventory import ClaimedDevice
 from extender.core.nodes.pod_groups import POD_GROUP, PodGroup
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
-from extender.sources.kubernetes.object_cache import Pacer
-from extender.sources.kubernetes.object_kinds import ObjectKind
-from extender.sources.kubernetes.record_feed import RecordFeed
+from extender.sources.kubernetes.objects import ObjectKind, Pacer, RecordFeed
 
 _WITHOUT_GPUS: Final = frozenset(
     {
@@ -49,14 +47,12 @@ class _ClaimRecord:
     """A ResourceClaim with allocated devices that are GPUs, or may be GPUs.
 
     Attributes:
-        uid: `metadata.uid`.
         pods: UIDs of the pods that it is reserved for: all of them share its devices.
         groups: keys of Kubernetes' own pod groups that it is reserved for: their pods share it.
         devices: the GPUs, without those for monitoring only (`adminAccess`).
         has_unknown_driver: a device belongs to a driver that may or may not allocate GPUs.
     """
 
-    uid: str
     pods: tuple[str, ...]
     groups: tuple[str, ...]
     devices: tuple[DeviceName, ...]
@@ -78,13 +74,11 @@ class _SliceRecord:
     """A ResourceSlice of the GPU driver.
 
     Attributes:
-        uid: `metadata.uid`.
         pool: the pool that it belongs to.
         generation: generation of the pool; if several slices name a device, the latest one counts.
         devices: the devices by name.
     """
 
-    uid: str
     pool: str
     generation: int
     devices: Mapping[str, ClaimedDevice]
@@ -119,9 +113,7 @@ def _reduce_claim(raw: Mapping[str, object]) -> _ClaimRecord | None:
     )
     if not (uid and (pods or groups) and (devices or is_unknown)):
         return None
-    return _ClaimRecord(
-        uid=uid, pods=pods, groups=groups, devices=devices, has_unknown_driver=is_unknown
-    )
+    return _ClaimRecord(pods=pods, groups=groups, devices=devices, has_unknown_driver=is_unknown)
 
 
 def _reduce_slice(raw: Mapping[str, object]) -> _SliceRecord | None:
@@ -132,7 +124,6 @@ def _reduce_slice(raw: Mapping[str, object]) -> _SliceRecord | None:
         return None
     pool = mapping_of(spec.get("pool"))
     return _SliceRecord(
-        uid=uid,
         pool=intern(text_of(pool.get("name"))),
         generation=int_of(pool.get("generation")),
         devices={device.name: device for device in map(_device, objects_of(spec.get("devices")))},
@@ -201,13 +192,15 @@ class ClaimIndex:
         self._notify_group = notify_group
         self._notify_all = notify_all
         self._is_current = is_current
-        self._claims: dict[str, _ClaimRecord] = {}
         self._claims_by_holder: dict[str, tuple[_ClaimRecord, ...]] = {}
         self._claims_by_pool: dict[str, tuple[_ClaimRecord, ...]] = {}
-        self._slices: dict[str, _SliceRecord] = {}
         self._slices_by_pool: dict[str, tuple[_SliceRecord, ...]] = {}
-        self.claims = RecordFeed(_CLAIM_MARK, _reduce_claim, self._set_claim, self._on_listed)
-        self.slices = RecordFeed(_SLICE_MARK, _reduce_slice, self._set_slice, self._on_listed)
+        self.claims = RecordFeed(
+            _reduce_claim, self._set_claim, mark=_CLAIM_MARK, on_listed=self._on_listed
+        )
+        self.slices = RecordFeed(
+            _reduce_slice, self._set_slice, mark=_SLICE_MARK, on_listed=self._on_listed
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -248,27 +241,23 @@ class ClaimIndex:
                 return found.devices[name.device]
         return ClaimedDevice(uuid="", name=name.device)
 
-    def _set_claim(self, uid: str, record: _ClaimRecord | None) -> None:
-        before = self._claims.pop(uid, None)
+    def _set_claim(self, _: str, before: _ClaimRecord | None, record: _ClaimRecord | None) -> None:
         if before is not None:
             for holder in before.holders:
                 _remove(self._claims_by_holder, holder, before)
             for pool in before.pools:
                 _remove(self._claims_by_pool, pool, before)
         if record is not None:
-            self._claims[uid] = record
             for holder in record.holders:
                 _add(self._claims_by_holder, holder, record)
             for pool in record.pools:
                 _add(self._claims_by_pool, pool, record)
         self._notify_pods_of(claim for claim in (before, record) if claim is not None)
 
-    def _set_slice(self, uid: str, record: _SliceRecord | None) -> None:
-        before = self._slices.pop(uid, None)
+    def _set_slice(self, _: str, before: _SliceRecord | None, record: _SliceRecord | None) -> None:
         if before is not None:
             _remove(self._slices_by_pool, before.pool, before)
         if record is not None:
-            self._slices[uid] = record
             _add(self._slices_by_pool, record.pool, record)
         pools = dict.fromkeys(found.pool for found in (before, record) if found is not None)
         self._notify_pods_of(

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from extender.core.nodes.host_resources import PlacedPod
 from extender.core.nodes.inventory import ClaimedDevice, NodeRecord, PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
@@ -25,14 +26,17 @@ from extender.runtime.cooperative import YieldControl, yield_to_loop
 from extender.runtime.supervision import keep
 from extender.sources.kubernetes.claims import CLAIMS, SLICES, ClaimIndex
 from extender.sources.kubernetes.group_sizes import GroupSizes
-from extender.sources.kubernetes.host_use import HostUse, PlacedPod, pod_key
 from extender.sources.kubernetes.json_text import PodFilter, WatchChange
-from extender.sources.kubernetes.object_cache import ObjectCache, Pacer
-from extender.sources.kubernetes.object_kinds import (
+from extender.sources.kubernetes.objects import (
     Feed,
+    HostUse,
     InventorySink,
+    ObjectCache,
     ObjectKind,
+    Pacer,
+    RecordFeed,
     ReflectorStatus,
+    uid_of,
 )
 from extender.sources.kubernetes.records import (
     ExporterPod,
@@ -66,6 +70,7 @@ class PodFeed:
     ) -> None:
         self._sink = sink
         self._held_by = held_by
+        self._clock = clock
         self._resources = resources
         self._early_seconds = early_seconds
         self._words = exporter_words
@@ -76,12 +81,11 @@ class PodFeed:
         self.listed_resources: ResourceNames | None = None
         self._withheld = _silent_cache()
         self.object_cache: ObjectCache[PodRecord] = ObjectCache(
+            self._report,
             replace=lambda records: sink.replace_pods([self._with_claimed(one) for one in records]),
-            apply=lambda record: sink.apply_pod(self._with_claimed(record)),
-            remove=lambda uid: sink.remove_pod(uid, clock()),
         )
         self._exporters: ObjectCache[ExporterPod] = ObjectCache(
-            replace=self._clear_index, apply=self._clear_index, remove=self._clear_index
+            self._clear_index, replace=self._clear_index
         )
 
     def configure(
@@ -137,11 +141,11 @@ class PodFeed:
 
     def keep_unreadable(self, raw: Mapping[str, object]) -> None:
         """Keep the record of a listed pod that cannot be read, or its GPUs would look free."""
-        uid = _uid(raw)
+        uid = uid_of(raw)
         self.object_cache.keep_unreadable(uid)
         self._withheld.keep_unreadable(uid)
         self._exporters.keep_unreadable(uid)
-        self.host_use.keep_unreadable(pod_key(raw))
+        self.host_use.keep_unreadable(_key(raw))
 
     async def end_list(self, pacer: Pacer) -> int:
         """Apply the list; return the number of corrected records."""
@@ -240,14 +244,22 @@ class PodFeed:
             early_seconds=self._early_seconds,
             reads_limits=self._reads_limits,
         )
-        return _uid(raw), record
+        return uid_of(raw), record
 
-    def _clear_index(self, _: object) -> None:
+    def _report(self, uid: str, _: object, record: PodRecord | None) -> None:
+        if record is None:
+            self._sink.remove_pod(uid, self._clock())
+        else:
+            self._sink.apply_pod(self._with_claimed(record))
+
+    def _clear_index(self, *_: object) -> None:
         self._index = None
 
 
-def _uid(raw: Mapping[str, object]) -> str:
-    return text_of(mapping_of(raw.get("metadata")).get("uid"))
+def _key(raw: Mapping[str, object]) -> str:
+    """Return the `namespace/name` of a Pod object."""
+    metadata = mapping_of(raw.get("metadata"))
+    return f"{text_of(metadata.get('namespace'))}/{text_of(metadata.get('name'))}"
 
 
 def _may_hold_by_claims(record: PodRecord) -> bool:
@@ -256,7 +268,7 @@ def _may_hold_by_claims(record: PodRecord) -> bool:
 
 def _silent_cache() -> ObjectCache[PodRecord]:
     """Return a cache without a receiver of changes."""
-    return ObjectCache(apply=lambda _: None, remove=lambda _: None)
+    return ObjectCache(lambda *_: None)
 
 
 logger = logging.getLogger(__name__)
@@ -445,12 +457,12 @@ class ClusterSource:
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Node records by name."""
-        return self._nodes.object_cache.records
+        return self._nodes.records
 
     @property
     def host_pods(self) -> Mapping[str, PlacedPod]:
         """Requests of every pod that has a node, by `namespace/name`."""
-        return self._pods.host_use.pods
+        return self._pods.host_use.records
 
     @property
     def exporter_pods(self) -> Mapping[str, str]:
@@ -463,12 +475,15 @@ class ClusterSource:
         return self._pods.exporter_index()[1]
 
 
-class _NodeFeed:
+def _name(raw: Mapping[str, object]) -> str:
+    return text_of(mapping_of(raw.get("metadata")).get("name"))
+
+
+class _NodeFeed(RecordFeed[NodeRecord]):
     def __init__(self, sink: InventorySink, resources: ResourceNames) -> None:
+        super().__init__(self._reduce_node, self._report, key=_name, replace=sink.replace_nodes)
+        self._sink = sink
         self._resources = resources
-        self.object_cache: ObjectCache[NodeRecord] = ObjectCache(
-            replace=sink.replace_nodes, apply=sink.apply_node, remove=sink.remove_node
-        )
 
     def configure(self, resources: ResourceNames) -> bool:
         """Reduce nodes by these resources from now on; return whether they have changed."""
@@ -476,37 +491,11 @@ class _NodeFeed:
         self._resources = resources
         return is_changed
 
-    def is_relevant(self, _: msgspec.Raw) -> bool:
-        return True
+    def _reduce_node(self, raw: Mapping[str, object]) -> NodeRecord | None:
+        return reduce_node(raw, self._resources)
 
-    def irrelevant_change(self, _: bytes) -> WatchChange | None:
-        return None
-
-    def begin_list(self) -> None:
-        self.object_cache.begin_list()
-
-    def add_listed(self, raw: Mapping[str, object]) -> None:
-        record = reduce_node(raw, self._resources)
-        if record is not None:
-            self.object_cache.add_listed(record.name, record)
-
-    def keep_unreadable(self, raw: Mapping[str, object]) -> None:
-        self.object_cache.keep_unreadable(_name(raw))
-
-    async def end_list(self, pacer: Pacer) -> int:
-        return await self.object_cache.end_list(pacer)
-
-    def abort_list(self) -> None:
-        self.object_cache.abort_list()
-
-    def put(self, raw: Mapping[str, object]) -> None:
-        record = reduce_node(raw, self._resources)
-        if record is not None:
-            self.object_cache.put(record.name, record)
-
-    def drop(self, raw: Mapping[str, object]) -> None:
-        self.object_cache.drop(_name(raw))
-
-
-def _name(raw: Mapping[str, object]) -> str:
-    return text_of(mapping_of(raw.get("metadata")).get("name"))
+    def _report(self, name: str, _: object, record: NodeRecord | None) -> None:
+        if record is None:
+            self._sink.remove_node(name)
+        else:
+            self._sink.apply_node(record)

@@ -18,9 +18,7 @@ from extender.core.nodes.pod_groups import (
 )
 from extender.core.request.gpu_resources import ResourceNames, count_devices
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
-from extender.sources.kubernetes.object_cache import Pacer
-from extender.sources.kubernetes.object_kinds import ObjectKind
-from extender.sources.kubernetes.record_feed import RecordFeed
+from extender.sources.kubernetes.objects import ObjectKind, RecordFeed
 
 _OnGroupSize = Callable[[str, int | None], None]
 """Receives a group's key and its size, None if no object states it any more."""
@@ -31,12 +29,10 @@ class _GroupSize:
     """The size that a group's object states.
 
     Attributes:
-        uid: `metadata.uid`.
         key: as in `PodGroup`.
         size: number of pods that the group needs to start.
     """
 
-    uid: str
     key: str
     size: int
 
@@ -107,11 +103,10 @@ class GroupSizes:
     ) -> None:
         self._notify = notify
         self._resources = resources
-        self._known: dict[str, _GroupSize] = {}
         self._by_key: dict[str, _GroupSize] = {}
         self.is_used = is_used
         self.feeds = tuple(
-            (_kind(path), RecordFeed(b"", partial(self._reduce, kind, size), self._set, _ignore))
+            (_kind(path), RecordFeed(partial(self._reduce, kind, size), self._set))
             for path, kind, size in _SOURCES
         )
 
@@ -127,12 +122,11 @@ class GroupSizes:
         count = size(raw, self._resources())
         if not 1 <= count <= MAX_SIZE:
             return None
-        return _GroupSize(uid=text_of(metadata.get("uid")), key=group.key, size=count)
+        return _GroupSize(key=group.key, size=count)
 
-    def _set(self, uid: str, record: _GroupSize | None) -> None:
-        before = self._known.pop(uid, None)
+    def _set(self, _: str, before: _GroupSize | None, record: _GroupSize | None) -> None:
         if record is not None:
-            self._known[uid] = self._by_key[record.key] = record
+            self._by_key[record.key] = record
             self._report(record.key, record.size)
         elif before is not None and self._by_key.get(before.key) is before:
             del self._by_key[before.key]
@@ -146,7 +140,3 @@ class GroupSizes:
 def _kind(path: str) -> ObjectKind:
     group, _, resource = path.split("/")
     return ObjectKind(resource=f"{resource}.{group}", path=f"/apis/{path}", is_optional=True)
-
-
-async def _ignore(_: Pacer) -> None:
-    """Do nothing after a list: each change was reported."""

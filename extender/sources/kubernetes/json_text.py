@@ -20,6 +20,7 @@ from extender.core.nodes.host_resources import (
     NONE,
     ContainerNeeds,
     HostResources,
+    PlacedPod,
     add_up,
     override,
     read_quantities,
@@ -28,7 +29,6 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of
 from extender.kube.client import KubeError, parse_object
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.sources.kubernetes.host_use import PlacedPod
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})

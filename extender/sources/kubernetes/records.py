@@ -63,8 +63,8 @@ from extender.sources.kubernetes.pod_failures import (
     is_device_fault,
     is_failed_early,
     last_end,
+    parse_time,
 )
-from extender.sources.kubernetes.timestamps import parse_time
 
 
 def _wanted_model(raw: Mapping[str, object]) -> str:

@@ -28,8 +28,7 @@ from extender.sources.kubernetes.json_text import (
     read_object,
     read_page,
 )
-from extender.sources.kubernetes.object_cache import Pacer
-from extender.sources.kubernetes.object_kinds import Feed, ObjectKind, ReflectorStatus
+from extender.sources.kubernetes.objects import Feed, ObjectKind, Pacer, ReflectorStatus
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from extender.core.devices.readings import Column, DeviceKey, Signal
 from extender.sources.prometheus import promql
-from extender.sources.prometheus.common import ROUND_TIMEOUTS, PrometheusError, table_of
 from extender.sources.prometheus.dcgm import (
     FAULT_SIGNALS,
     IDENTITY_SIGNALS,
@@ -25,8 +24,9 @@ from extender.sources.prometheus.dcgm import (
     Metric,
     convert,
 )
-from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.prometheus.dcgm_labels import (
+from extender.sources.prometheus.dcgm_devices import (
+    DeviceRow,
+    DeviceTable,
     PodShare,
     Tenants,
     changed_tenants,
@@ -41,8 +41,13 @@ from extender.sources.prometheus.dcgm_labels import (
 )
 from extender.sources.prometheus.http import QueryPool, wait_for_error
 from extender.sources.prometheus.node_identity import NodeIdentity
-from extender.sources.prometheus.response_template import Text, fingerprint_rows
-from extender.sources.prometheus.rows import Rows, recognize_nothing
+from extender.sources.prometheus.protocol import ROUND_TIMEOUTS, PrometheusError, table_of
+from extender.sources.prometheus.responses import (
+    Rows,
+    Text,
+    fingerprint_rows,
+    recognize_nothing,
+)
 
 if TYPE_CHECKING:
     from extender.settings.sources import Prometheus

@@ -23,8 +23,8 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.auth import HTTPBasicAuth
 from urllib3.util.retry import Retry
 
-from extender.sources.prometheus.common import PrometheusError, reduce_rows
-from extender.sources.prometheus.rows import (
+from extender.sources.prometheus.protocol import PrometheusError, reduce_rows
+from extender.sources.prometheus.responses import (
     Recognized,
     Row,
     Rows,

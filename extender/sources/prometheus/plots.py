@@ -18,9 +18,9 @@ from extender.core.devices.readings import DeviceKey, Signal
 from extender.core.untyped import items_of, mapping_of, objects_of
 from extender.runtime.decoding import decode_with
 from extender.sources.prometheus import promql
-from extender.sources.prometheus.common import table_of
 from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.dcgm_devices import device_key, number
+from extender.sources.prometheus.protocol import table_of
 
 if TYPE_CHECKING:
     from extender.settings.sources import Prometheus

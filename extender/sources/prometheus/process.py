@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import extender
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus import frames
-from extender.sources.prometheus.common import PATH_SETTINGS
-from extender.sources.prometheus.frames import Frame
+from extender.sources.prometheus import protocol
+from extender.sources.prometheus.protocol import PATH_SETTINGS, Frame
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +80,15 @@ class WorkerProcess:
 
     async def _exchange(self, request: Frame) -> list[Frame]:
         stdin, stdout = await self._pipes()
-        for part in frames.encode(request):
+        for part in protocol.encode(request):
             stdin.write(part)
         await stdin.drain()
         answer: list[Frame] = []
         while not answer or answer[-1].header.get("more"):
-            header_bytes, body_bytes = frames.sizes(await stdout.readexactly(frames.PREFIX_BYTES))
-            header = frames.decode_header(await stdout.readexactly(header_bytes))
+            header_bytes, body_bytes = protocol.sizes(
+                await stdout.readexactly(protocol.PREFIX_BYTES)
+            )
+            header = protocol.decode_header(await stdout.readexactly(header_bytes))
             answer.append(Frame(header=header, body=await stdout.readexactly(body_bytes)))
             await asyncio.sleep(0)  # reading buffered data does not yield
         return answer
@@ -127,7 +128,7 @@ class WorkerProcess:
         self.starts += 1
         logger.info("prometheus worker started", extra={"pid": process.pid})
         if process.stdin is not None:
-            for part in frames.encode(Frame(header=_serialize_settings(self._settings))):
+            for part in protocol.encode(Frame(header=_serialize_settings(self._settings))):
                 process.stdin.write(part)
         return process
 

@@ -1,4 +1,7 @@
-"""Query Prometheus periodically, and deliver readings."""
+"""Query Prometheus periodically, and once for past use; deliver readings.
+
+A worker process (`worker`) queries and reduces; frames of numbers come back.
+"""
 
 import asyncio
 import logging
@@ -6,7 +9,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -19,13 +22,36 @@ from extender.core.devices.readings import (
     Readings,
     Signal,
 )
+from extender.core.nodes.snapshot import Flags
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus.common import ROUND_TIMEOUTS, PrometheusError
-from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
+from extender.sources.prometheus.protocol import ROUND_TIMEOUTS, Frame, PrometheusError
+
+logger = logging.getLogger(__name__)
 
 _SOURCE = "prometheus"
+
+_MAX_PAUSE_SECONDS: Final = 30.0
+_JITTER: Final = 0.1
+# The worker ends a round by itself. If it cannot (a server sends its headers byte by byte), it is
+# killed after this time.
+_GRACE_SECONDS: Final = 5.0
+_START_SECONDS: Final = 10.0
+_WAIT_FOR_NODES_SECONDS: Final = 0.5
+_HISTORY_RETRY_SECONDS: Final = (5.0, 30.0, 120.0)
+_HISTORY_QUERIES: Final = 8  # maximum: names, and two generations of three signals
+_HISTORY_TIMEOUT_FACTOR: Final = 6.0
+
+_PAST_SECONDS: Final = 24 * 3600.0
+_PAST_LIMIT_SECONDS: Final = 600.0
+"""A day of forty thousand devices is twelve answers of ten megabytes per metric."""
+
+_PAST_DELAYS_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
+_PAST_WAIT_SECONDS: Final = 1.0
+_PAST_MAX_WAITS: Final = 300
+"""Number of waits for another query of the past: both at once would need too much memory."""
+
 
 # --- frames of the worker to readings, in steps small enough for the event loop -------------------
 
@@ -169,19 +195,6 @@ async def _read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
 
 
 # --- the source -----------------------------------------------------------------------------------
-
-logger = logging.getLogger(__name__)
-
-_MAX_PAUSE_SECONDS: Final = 30.0
-_JITTER: Final = 0.1
-# The worker ends a round by itself. If it cannot (a server sends its headers byte by byte), it is
-# killed after this time.
-_GRACE_SECONDS: Final = 5.0
-_START_SECONDS: Final = 10.0
-_WAIT_FOR_NODES_SECONDS: Final = 0.5
-_HISTORY_RETRY_SECONDS: Final = (5.0, 30.0, 120.0)
-_HISTORY_QUERIES: Final = 8  # maximum: names, and two generations of three signals
-_HISTORY_TIMEOUT_FACTOR: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,3 +436,100 @@ def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _Round
         logger.info("all series name nodes of the cluster")
     if report.partial_answers and not before.partial_answers:
         logger.warning("prometheus answers are incomplete", extra={"warning": report.warning})
+
+
+class UseRecorder(Protocol):
+    """Records the use of devices from now on; see `insight.last_active`."""
+
+    @property
+    def seen(self) -> asyncio.Event:
+        """Set once devices are known and their use is recorded."""
+
+    @property
+    def active_from(self) -> float:
+        """Ratio of activity from which a device counts as in use."""
+
+    def learn(
+        self, devices: Sequence[DeviceKey], used_at: Column, is_guess: Flags, until: float
+    ) -> None:
+        """Add the last use of devices, as it was known at `until`."""
+
+
+class PastUse:
+    """Query the last use of devices in a separate process: the answers have many megabytes.
+
+    Args:
+        settings: settings of Prometheus; without a URL nothing is queried.
+        clock: seconds since the epoch.
+        recorder: receives the last use, some devices at a time.
+        is_busy: returns whether another query of the past is running.
+    """
+
+    def __init__(
+        self,
+        settings: Prometheus,
+        clock: Callable[[], float],
+        recorder: UseRecorder,
+        *,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._is_busy = is_busy
+        self._settings = settings
+        self._clock = clock
+        self._recorder = recorder
+
+    async def run(self) -> None:
+        """Query once, with a few retries: later use is recorded by the extender itself."""
+        if not self._settings.url:
+            return
+        await self._recorder.seen.wait()
+        for _ in range(_PAST_MAX_WAITS):
+            if not self._is_busy():
+                break
+            await asyncio.sleep(_PAST_WAIT_SECONDS)
+        for delay_seconds in _PAST_DELAYS_SECONDS:
+            await asyncio.sleep(delay_seconds)
+            try:
+                count = await self._query()
+            except (PrometheusError, WorkerError) as error:
+                logger.warning("cannot query past use", extra={"error": str(error)})
+                continue
+            except Exception:
+                logger.exception("query of past use failed")  # placing pods must go on
+                return
+            logger.info("queried past use", extra={"devices": count})
+            return
+
+    async def _query(self) -> int:
+        """Query the last use and pass it on; return the number of devices.
+
+        Raises:
+            PrometheusError: Prometheus gave no usable answer.
+            WorkerError: the worker process gave no answer.
+        """
+        now = self._clock()
+        worker = WorkerProcess(self._settings)
+        request = {
+            "now": now,
+            "use_seconds": _PAST_SECONDS,
+            "active_from": self._recorder.active_from,
+        }
+        try:
+            answer = await worker.send(request, _PAST_LIMIT_SECONDS)
+        finally:
+            await worker.stop()
+        if "error" in answer[-1].header:
+            raise PrometheusError(answer[-1].header["error"])
+        count = 0
+        for frame in answer:
+            devices = _devices_of(frame)
+            if devices:
+                used_at, is_guess = np.frombuffer(frame.body, dtype=np.float64).reshape(2, -1)
+                self._recorder.learn(devices, used_at, is_guess > 0, now)
+                count += len(devices)
+                await asyncio.sleep(0)
+        return count
+
+
+def _devices_of(frame: Frame) -> list[DeviceKey]:
+    return [DeviceKey((uuid, instance)) for uuid, instance in frame.header.get("devices", ())]

@@ -1,32 +1,47 @@
 """The worker process: query Prometheus, reduce its answers, and send columns to the extender.
 
+Each round queries the current values (`collector`). The past is queried here, once: readings to
+fill the windows, and the last use of each device.
+
 Parsing megabytes of JSON holds the GIL; in this process no webhook waits for it. The process ends
 when its standard input is closed, that is, when the extender has ended.
 """
 
 import contextlib
 import gc
+import math
 import os
 import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from extender.core.devices.readings import Column
+from extender.core.devices.readings import Column, DeviceKey, Signal
+from extender.core.nodes.snapshot import Flags
 from extender.runtime import native_memory
-from extender.sources.prometheus import frames
+from extender.sources.prometheus import promql, protocol
 from extender.sources.prometheus.collector import Collector, Round
-from extender.sources.prometheus.common import PATH_SETTINGS, PrometheusError
-from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.history import PastReadings, collect_past, collect_use
+from extender.sources.prometheus.dcgm import Metric, convert
+from extender.sources.prometheus.dcgm_devices import device_key, number
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.node_identity import NodeIdentity
+from extender.sources.prometheus.protocol import (
+    PATH_SETTINGS,
+    Frame,
+    PrometheusError,
+    reduce_rows,
+    table_of,
+)
+from extender.sources.prometheus.responses import Row
 
 if TYPE_CHECKING:
     from extender.settings.sources import Prometheus
@@ -45,6 +60,42 @@ _YOUNGER, _OLDEST = 1, 2
 _ITEMS_PER_FRAME: Final = 500
 """Devices per frame: the extender converts this many to records within two milliseconds."""
 
+# A step says whether a device was active at any scrape in it. Activity between two scrapes is not
+# recorded, and a pause shorter than a step is not visible.
+_USE_STEP_SECONDS: Final = 900.0
+_USE_STEPS_PER_QUERY: Final = 8
+"""Two hours per answer: ten megabytes for forty thousand devices."""
+
+_ACTIVITY_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
+"""Signals of activity; the highest value counts."""
+
+_TIMEOUT_FACTOR: Final = 6.0
+"""Factor of the time limit: the server needs longer for hours than for one instant."""
+
+_Matrix = npt.NDArray[np.float32]
+
+_MIN_STEP_SECONDS: Final = 60.0
+_MAX_STEPS: Final = 120
+_STEPS_PER_QUERY: Final = 15
+_DEVICES_PER_STEP: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastReadings:
+    """Past readings; the axes are (device, step).
+
+    Attributes:
+        times: time of each step, seconds since the epoch, oldest first.
+        devices: identity of each device.
+        utilization: ratio; NaN if missing.
+        xid: number of the last XID; None if Prometheus has no such metric.
+    """
+
+    times: Column
+    devices: tuple[DeviceKey, ...]
+    utilization: _Matrix
+    xid: _Matrix | None
+
 
 def main() -> None:
     """Answer the extender's requests until it ends."""
@@ -57,7 +108,7 @@ def main() -> None:
     native_memory.prefer_small()
     requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_serve, args=(requests, answers), daemon=True).start()
-    while (request := frames.read(sys.stdin.buffer)) is not None:
+    while (request := protocol.read(sys.stdin.buffer)) is not None:
         requests.put(request)
     # Not sys.exit: it waits for threads, and a query may hang as long as its server does.
     os._exit(0)
@@ -91,7 +142,7 @@ def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
                 identity = _read_identity(request.header) or identity
                 answer = _answer_round(collector, identity, request.header)
             for frame in answer:
-                frames.write(answers, frame)
+                protocol.write(answers, frame)
             del answer
             number = next(answered)
             if number == 1:
@@ -232,6 +283,233 @@ def _parts(items: Sequence[_T]) -> Iterator[list[_T]]:
 
 def _block(column: Column) -> bytes:
     return column.astype(np.float64, copy=False).tobytes()
+
+
+# --- last use -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LastUse:
+    """Last use of the devices that were not used in the latest step.
+
+    Attributes:
+        devices: devices without activity in the latest step.
+        used_at: end of the last step in which each device was, or may have been, active.
+        is_guess: True if the activity is not certain: the step has no data, or was not queried.
+    """
+
+    devices: tuple[DeviceKey, ...]
+    used_at: Column
+    is_guess: Flags
+
+
+def collect_use(
+    client: PrometheusClient,
+    settings: "Prometheus",
+    *,
+    now: float,
+    seconds: float,
+    active_from: float,
+) -> _LastUse:
+    """Query step by step into the past until each device's last use is found.
+
+    Args:
+        client: client of Prometheus.
+        settings: settings of Prometheus.
+        now: seconds since the epoch.
+        seconds: maximum time to look back.
+        active_from: a device is in use from this ratio of activity on.
+
+    Raises:
+        PrometheusError: no usable answer came.
+    """
+    limit_seconds = settings.timeout_seconds * _TIMEOUT_FACTOR
+    names = set(client.metric_names(since=now - seconds, timeout_seconds=limit_seconds))
+    metrics = [
+        one for one in table_of(settings) if one.signal in _ACTIVITY_SIGNALS and one.name in names
+    ]
+    selector = promql.bare_selector(settings.selector)
+    steps = max(1, round(seconds / _USE_STEP_SECONDS))
+    unused: list[DeviceKey] | None = None
+    found: dict[DeviceKey, tuple[float, bool]] = {}
+    for first in range(0, steps, _USE_STEPS_PER_QUERY):
+        # Newest first: most devices that are used at all were used a moment ago.
+        times: Column = now - _USE_STEP_SECONDS * np.arange(
+            first, min(first + _USE_STEPS_PER_QUERY, steps), dtype=np.float64
+        )
+        highest: dict[DeviceKey, Column] = {
+            key: np.full(len(times), np.nan) for key in unused or ()
+        }
+        for metric in metrics:
+            rows = client.query_range(
+                promql.max_query(metric, selector, _USE_STEP_SECONDS),
+                start=times[-1],
+                end=times[0],
+                step_seconds=_USE_STEP_SECONDS,
+                timeout_seconds=limit_seconds,
+            )
+            merge = partial(
+                _merge_highest, metric=metric, times=times, highest=highest, is_first=unused is None
+            )
+            reduce_rows(merge, rows)
+        unused = []
+        for key, values in highest.items():
+            maybe_active = np.flatnonzero(~(values < active_from))
+            if len(maybe_active):
+                at = int(maybe_active[0])
+                is_unknown = bool(np.isnan(values[at]))
+                # After a step without data, perhaps only the end of the next step has samples.
+                found[key] = (float(times[at]) + _USE_STEP_SECONDS * is_unknown, is_unknown)
+            else:
+                unused.append(key)
+        if not unused:
+            break
+    oldest = now - _USE_STEP_SECONDS * steps
+    found |= dict.fromkeys(unused or (), (oldest, True))
+    past_uses = {key: use for key, use in found.items() if use[0] < now}
+    return _LastUse(
+        devices=tuple(past_uses),
+        used_at=np.array([at for at, _ in past_uses.values()], dtype=np.float64),
+        is_guess=np.array([is_guess for _, is_guess in past_uses.values()], dtype=np.bool_),
+    )
+
+
+def _merge_highest(
+    rows: Sequence[Row],
+    *,
+    metric: Metric,
+    times: Column,
+    highest: dict[DeviceKey, Column],
+    is_first: bool,
+) -> None:
+    """Merge the answer for one metric into the highest activity by device and step.
+
+    Args:
+        rows: the answer.
+        metric: the queried metric.
+        times: ends of the steps, the newest first.
+        highest: the highest activity by device and step; updated in place.
+        is_first: add devices that `highest` does not have.
+    """
+    for row in rows:
+        key = device_key(row["metric"])
+        if key is not None and (is_first or key in highest):
+            values = convert(_values(row, times), metric.unit, metric.signal)
+            highest[key] = np.fmax(highest[key], values) if key in highest else values
+
+
+def _values(row: Row, times: Column) -> Column:
+    values = np.full(len(times), np.nan)
+    for at, text in row["values"]:
+        position = round((times[0] - at) / _USE_STEP_SECONDS)
+        if 0 <= position < len(times):
+            values[position] = number(text)
+    return values
+
+
+# --- readings that fill the windows ---------------------------------------------------------------
+
+
+class _Grid:
+    """Collect the rows of several answers with the same steps and a growing set of devices."""
+
+    def __init__(self, times: Column) -> None:
+        self._times = times
+        self._devices: dict[DeviceKey, int] = {}
+        self._matrices: dict[Signal, _Matrix] = {}
+
+    @property
+    def devices(self) -> tuple[DeviceKey, ...]:
+        """The devices, in the order of the first axis."""
+        return tuple(self._devices)
+
+    def add(self, rows: Sequence[Row], metric: Metric, steps: slice) -> None:
+        """Merge one answer; of two values the higher one counts."""
+        start, step = self._times[steps.start], self._times[1] - self._times[0]
+        width = len(self._times[steps])
+        found: dict[int, list[float]] = {}
+        for row in rows:
+            key = device_key(row["metric"])
+            if key is None:
+                continue
+            values = [np.nan] * width
+            for at, text in row["values"]:
+                position = round((at - start) / step)
+                if 0 <= position < width:
+                    values[position] = number(text)
+            found[self._devices.setdefault(key, len(self._devices))] = values
+        matrix = self.matrix(metric.signal)
+        for some in _batches(list(found)):
+            values_of = np.array([found.pop(device) for device in some])
+            converted = convert(values_of, metric.unit, metric.signal)
+            matrix[some, steps] = np.fmax(matrix[some, steps], converted)
+
+    def matrix(self, signal: Signal) -> _Matrix:
+        """Return the values of a signal, one row per device."""
+        matrix = self._matrices.get(signal)
+        missing = len(self._devices) - (0 if matrix is None else len(matrix))
+        if matrix is None or missing:
+            more = np.full((missing, len(self._times)), np.nan, dtype=np.float32)
+            matrix = more if matrix is None else np.concatenate([matrix, more])
+            self._matrices[signal] = matrix
+        return matrix
+
+
+def collect_past(
+    client: PrometheusClient, settings: "Prometheus", *, now: float, window_seconds: float
+) -> PastReadings:
+    """Query the last `window_seconds`: activity of the graphics engine, else utilization.
+
+    The time is split into several queries: a single answer would have a hundred megabytes.
+
+    Raises:
+        PrometheusError: no usable answer came.
+    """
+    step = max(_MIN_STEP_SECONDS, math.ceil(window_seconds / _MAX_STEPS))
+    count = max(2, round(window_seconds / step) + 1)
+    times = round(now) - step * np.arange(count - 1, -1, -1, dtype=np.float64)
+    grid = _Grid(times)
+    limit_seconds = settings.timeout_seconds * _TIMEOUT_FACTOR
+    names = set(client.metric_names(since=times[0], timeout_seconds=limit_seconds))
+    selector = promql.bare_selector(settings.selector)
+
+    def query(signal: Signal) -> bool:
+        metrics = [
+            metric
+            for metric in table_of(settings)
+            if metric.signal is signal and metric.name in names
+        ]
+        for metric in metrics:
+            for first in range(0, count, _STEPS_PER_QUERY):
+                steps = slice(first, min(first + _STEPS_PER_QUERY, count))
+                rows = client.query_range(
+                    promql.metric_query(metric, selector),
+                    start=times[steps][0],
+                    end=times[steps][-1],
+                    step_seconds=step,
+                    timeout_seconds=limit_seconds,
+                )
+                reduce_rows(partial(grid.add, metric=metric, steps=steps), rows)
+        return bool(metrics)
+
+    query(Signal.GRAPHICS_ACTIVE)
+    query(Signal.GPU_UTILIZATION)
+    try:
+        has_xid = query(Signal.XID)
+    except PrometheusError:
+        has_xid = False  # the windows are more important than the times of old errors
+    preferred, fallback = map(grid.matrix, (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION))
+    return PastReadings(
+        times=times,
+        devices=grid.devices,
+        utilization=np.where(np.isnan(preferred), fallback, preferred),
+        xid=grid.matrix(Signal.XID) if has_xid else None,
+    )
+
+
+def _batches(devices: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(devices), _DEVICES_PER_STEP):
+        yield devices[start : start + _DEVICES_PER_STEP]
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.host_resources import HostResources, PlacedPod
 from extender.core.nodes.inventory import Taint
 from extender.core.steps import finish
 from extender.insight.defrag import find_plans
-from extender.sources.kubernetes.host_use import PlacedPod
 from testkit.api_requests import get
 from testkit.builders import GPU
 from testkit.cards import IDLE, Gpu

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from extender.core.nodes.host_resources import HostResources
-from extender.sources.kubernetes.host_use import PlacedPod
+from extender.core.nodes.host_resources import HostResources, PlacedPod
 from testkit.cards import card
 from testkit.world import SHARED, World
 

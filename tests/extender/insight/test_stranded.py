@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.nodes.host_resources import HostResources
-from extender.sources.kubernetes.host_use import PlacedPod
+from extender.core.nodes.host_resources import HostResources, PlacedPod
 from testkit.api_requests import get
 from testkit.cards import card
 from testkit.others import SeesTeam

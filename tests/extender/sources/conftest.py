@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.sources.prometheus.rows import Rows
+from extender.sources.prometheus.responses import Rows
 from testkit.collecting import NOW
 from testkit.prometheus.fake import FakePrometheus
 

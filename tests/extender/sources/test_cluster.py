@@ -8,7 +8,7 @@ import pytest
 
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import _NODES
-from extender.sources.kubernetes.object_cache import Pacer
+from extender.sources.kubernetes.objects import Pacer
 from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 from testkit.fake_kube import (
     FakeKube,

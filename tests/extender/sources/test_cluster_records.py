@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from extender.core.nodes.inventory import PodPhase, PodRecord, Taint
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import likeness_of
-from extender.sources.kubernetes.pod_failures import is_failed_early
+from extender.sources.kubernetes.pod_failures import is_failed_early, parse_time
 from extender.sources.kubernetes.records import (
     ExporterPod,
     reduce_exporter,
     reduce_node,
     reduce_pod,
 )
-from extender.sources.kubernetes.timestamps import parse_time
 from testkit.kube_objects import Object, node, pod
 from testkit.pod_records import NAMES, START, T0, T30, T61, container, ended, reduced
 

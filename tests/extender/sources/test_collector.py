@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.dcgm_devices import DeviceRow
+from extender.sources.prometheus.protocol import PrometheusError
 from testkit.collecting import NOW, PLAIN, CollectorState
 from testkit.prometheus.fake import FakePrometheus, read_sample, series, util
 

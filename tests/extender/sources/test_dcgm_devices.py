@@ -6,7 +6,7 @@ import orjson
 
 from extender.sources.prometheus.dcgm_devices import DeviceTable
 from extender.sources.prometheus.node_identity import NodeIdentity
-from extender.sources.prometheus.rows import Rows
+from extender.sources.prometheus.responses import Rows
 
 NODES, CARDS = 500, 8
 NODE_LABELS = ("Hostname",)

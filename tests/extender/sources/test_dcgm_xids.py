@@ -5,9 +5,9 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.prometheus.dcgm_labels import more_severe, xids_of
+from extender.sources.prometheus.dcgm_devices import more_severe, xids_of
 from extender.sources.prometheus.promql import metric_query
-from extender.sources.prometheus.rows import Row
+from extender.sources.prometheus.responses import Row
 
 NAN = float("nan")
 

@@ -13,8 +13,7 @@ from extender.sources.kubernetes.group_sizes import (
     _job_set_size,
     _least_members,
 )
-from extender.sources.kubernetes.object_cache import Pacer
-from extender.sources.kubernetes.object_kinds import Feed
+from extender.sources.kubernetes.objects import Feed, Pacer
 from testkit.fake_kube import running_kube
 from tests.extender.sources.watched_cluster import watched_cluster
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from extender.core.nodes.host_resources import NONE, HostResources
+from extender.core.nodes.host_resources import NONE, HostResources, PlacedPod
 from extender.core.request.gpu_resources import ResourceNames
-from extender.sources.kubernetes.host_use import HostUse, PlacedPod
 from extender.sources.kubernetes.json_text import PodFilter
-from extender.sources.kubernetes.object_cache import Pacer
+from extender.sources.kubernetes.objects import HostUse, Pacer
 from testkit.fake_kube import eventually, running_kube
 from tests.extender.sources.watched_cluster import watched_cluster
 

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus import http
-from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient
-from extender.sources.prometheus.rows import Recognized, Row, Rows
+from extender.sources.prometheus.protocol import PrometheusError
+from extender.sources.prometheus.responses import Recognized, Row, Rows
 from testkit.prometheus.fake import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5

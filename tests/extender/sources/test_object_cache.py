@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.kubernetes.object_cache import _STEP_SECONDS, ObjectCache, Pacer
+from extender.sources.kubernetes.objects import _STEP_SECONDS, ObjectCache, Pacer
 
 changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
 
@@ -15,16 +15,20 @@ class Copy:
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, int]] = {}
         self.object_cache: ObjectCache[tuple[str, int]] = ObjectCache(
-            replace=self.replace, apply=self.apply, remove=self.held.__delitem__
+            self.change, replace=self.replace
         )
 
     def replace(self, records: Iterable[tuple[str, int]]) -> None:
         self.held.clear()
         self.held.update((record[0], record) for record in records)
 
-    def apply(self, record: tuple[str, int]) -> None:
-        assert self.held.get(record[0]) != record, "an equal record was reported twice"
-        self.held[record[0]] = record
+    def change(
+        self, key: str, before: tuple[str, int] | None, after: tuple[str, int] | None
+    ) -> None:
+        assert before != after, "an equal record was reported twice"
+        assert before == self.held.pop(key, None)
+        if after is not None:
+            self.held[key] = after
 
     def watch(self, key: str, value: int | None) -> None:
         self.object_cache.put(key, None if value is None else (key, value))
@@ -96,11 +100,13 @@ async def test_without_replace_the_first_list_is_reported_record_by_record_in_st
     async def yield_control() -> None:
         turns.append(len(reported))
 
-    def apply(record: int) -> None:
-        reported.append(record)
+    def report(_: str, before: int | None, after: int | None) -> None:
+        assert before is None
+        assert after is not None
+        reported.append(after)
         time.sleep(2 * _STEP_SECONDS)
 
-    object_cache: ObjectCache[int] = ObjectCache(apply=apply, remove=lambda _: None)
+    object_cache: ObjectCache[int] = ObjectCache(report)
     object_cache.begin_list()
     for number in range(3):
         object_cache.add_listed(str(number), number)

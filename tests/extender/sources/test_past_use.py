@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestServer
 from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus import past_use
-from extender.sources.prometheus.history import _USE_STEP_SECONDS
-from extender.sources.prometheus.past_use import PastUse
+from extender.sources.prometheus import source as prometheus
+from extender.sources.prometheus.source import PastUse
+from extender.sources.prometheus.worker import _USE_STEP_SECONDS
 from testkit.app import running
 from testkit.controlplane.backfilling import Line, backfill
 from testkit.controlplane.scraping import prometheus_process
@@ -126,7 +126,7 @@ async def test_without_prometheus_nothing_is_queried() -> None:
 async def test_a_failed_query_is_retried_a_few_times(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(past_use, "_RETRY_DELAYS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(prometheus, "_PAST_DELAYS_SECONDS", (0.0, 0.0))
 
     async def fail(_: web.Request) -> web.Response:
         return web.Response(status=503, text="out of order")
@@ -143,8 +143,8 @@ async def test_a_failed_query_is_retried_a_few_times(
 
 
 async def test_query_of_the_past_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_use, "_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(past_use, "_RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr(prometheus, "_PAST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(prometheus, "_PAST_DELAYS_SECONDS", ())
     left = 3
 
     def is_busy() -> bool:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from extender.sources.kubernetes.pod_failures import is_failed_early
-from extender.sources.kubernetes.timestamps import parse_time
+from extender.sources.kubernetes.pod_failures import is_failed_early, parse_time
 from testkit.kube_objects import Object, pod
 from testkit.pod_records import EPOCH, T0, T30, T61, container, ended, reduced
 

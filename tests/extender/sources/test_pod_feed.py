@@ -2,7 +2,7 @@
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.cluster import PodFeed
-from extender.sources.kubernetes.object_cache import Pacer
+from extender.sources.kubernetes.objects import Pacer
 from testkit.kube_objects import requesting
 from tests.extender.sources.watched_cluster import Sink
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import DeviceKey, Readings, Signal
-from extender.sources.prometheus import frames
+from extender.sources.prometheus import protocol
 from extender.sources.prometheus.collector import Round
-from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.prometheus.dcgm_labels import changed_tenants
-from extender.sources.prometheus.frames import Frame
+from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable, changed_tenants
+from extender.sources.prometheus.protocol import Frame
 from extender.sources.prometheus.source import ReadingsBuilder
 from extender.sources.prometheus.worker import _ITEMS_PER_FRAME, round_frames
 from testkit.collecting import vector_of
@@ -25,9 +24,9 @@ fleets = st.dictionaries(st.integers(0, 8), st.tuples(drivers, st.booleans()))
 
 def through_a_pipe(frame: Frame) -> Frame:
     pipe = io.BytesIO()
-    frames.write(pipe, frame)
+    protocol.write(pipe, frame)
     pipe.seek(0)
-    read = frames.read(pipe)
+    read = protocol.read(pipe)
     assert read is not None
     return read
 
@@ -122,12 +121,12 @@ def test_a_large_fleet_arrives_in_parts_and_complete() -> None:
 
 def test_a_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
     pipe = io.BytesIO()
-    frames.write(pipe, Frame(header={"a": 1}, body=b"12345678"))
+    protocol.write(pipe, Frame(header={"a": 1}, body=b"12345678"))
 
-    assert frames.read(io.BytesIO(pipe.getvalue()[:-1])) is None
-    assert frames.read(io.BytesIO()) is None
+    assert protocol.read(io.BytesIO(pipe.getvalue()[:-1])) is None
+    assert protocol.read(io.BytesIO()) is None
 
 
 def test_a_header_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(ValueError, match="not a JSON object but list"):
-        frames.decode_header(b"[]")
+        protocol.decode_header(b"[]")

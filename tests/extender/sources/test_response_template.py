@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.prometheus.response_template import (
+from extender.sources.prometheus.responses import (
     ResponseTemplates,
     evaluated_at,
     fingerprint_rows,

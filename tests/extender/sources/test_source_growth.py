@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from extender.core.devices.readings import REMAPPED_SECONDS, DeviceKey, Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
-from extender.sources.prometheus.dcgm_labels import xids_of
+from extender.sources.prometheus.dcgm_devices import xids_of
 from extender.sources.prometheus.promql import metric_query
 from testkit.controlplane.scraping import Job, Pages, prometheus_process
 

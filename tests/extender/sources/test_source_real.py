@@ -12,9 +12,9 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus.common import PrometheusError
-from extender.sources.prometheus.history import collect_past
 from extender.sources.prometheus.http import PrometheusClient
+from extender.sources.prometheus.protocol import PrometheusError
+from extender.sources.prometheus.worker import collect_past
 from testkit.collecting import EXPORTER, CollectorState
 from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.scraping import Job, Pages, prometheus_process

@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient
-from extender.sources.prometheus.rows import Recognized, Rows
+from extender.sources.prometheus.protocol import PrometheusError
+from extender.sources.prometheus.responses import Recognized, Rows
 
 ANSWER = {
     "status": "success",
