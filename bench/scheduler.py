@@ -14,7 +14,7 @@ it. kube-scheduler is stopped while pods are created, because creating pods is t
 and without an extender, and would hide part of the difference. In runs without the extender its
 processes are stopped (SIGSTOP). So the extender's background work, watching the API server and
 querying Prometheus for 40,000 GPUs, counts against it, because it shares these cores. With
-`--unasked` the extender runs in both, and the ratio shows only the cost of its calls. The
+`--bypassed` the extender runs in both, and the ratio shows only the cost of its calls. The
 extender's reading of Prometheus' past in the first minutes after its start ends before the first
 run. A run in which kube-scheduler did not get the extender's answer for every pod is an error, not
 a result.
@@ -102,7 +102,7 @@ async def _measure(arguments: argparse.Namespace, folder: Path) -> list[Pair]:
     async with _open(arguments, folder) as bench:
         for number in range(arguments.pairs):
             for shortlist in arguments.shortlists:
-                idle = shortlist if arguments.unasked else None
+                idle = shortlist if arguments.bypassed else None
                 if number % 2:
                     called = await bench.run(shortlist)
                     without = await bench.run(idle, is_called=False)
@@ -175,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
         help="values of wire.shortlist, 0 for all nodes",
     )
     built.add_argument(
-        "--unasked",
+        "--bypassed",
         action="store_true",
         help="keep the extender running, but not called, in the runs without it: the cost of "
         "the calls alone",

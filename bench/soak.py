@@ -166,7 +166,7 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         "GPUs are judged by them": lambda: _states(world.metrics()) != _states(first),
         "the lease is renewed": writes("PATCH leases"),
         "bound pods are counted": counts("idlegpu_bound_pods_total"),
-        "pods bound unasked are counted": counts("idlegpu_pods_bound_unasked_total"),
+        "bypassed pods are counted": counts("idlegpu_pods_bypassed_total"),
         "an event reports a placement": writes("POST events"),
         JUDGED: is_judged,
         "settings are taken over": is_reloaded,

@@ -142,7 +142,7 @@ class Extender:
         self.bypassed_pods = BypassedPods(
             self.request_log,
             self.metrics,
-            self.settings.unasked,
+            self.settings.bypassed,
             peers=self.peers,
         )
         self.shadow_mode = ShadowMode(

@@ -74,10 +74,8 @@ class BindingWorld:
         self.world.now += GRACE_SECONDS
         self.bypassed_pods.sweep()
 
-    def counted(self, reason: str = "not-asked", scheduler: str = DEFAULT) -> float:
-        return self.world.count(
-            "idlegpu_pods_bound_unasked_total", scheduler=scheduler, reason=reason
-        )
+    def counted(self, reason: str = "not-called", scheduler: str = DEFAULT) -> float:
+        return self.world.count("idlegpu_pods_bypassed_total", scheduler=scheduler, reason=reason)
 
     @property
     def unjudged(self) -> float:

@@ -93,7 +93,7 @@ class Replica:
     @property
     def bypassed_count(self) -> float:
         return self.count(
-            "idlegpu_pods_bound_unasked_total", scheduler="default-scheduler", reason="not-asked"
+            "idlegpu_pods_bypassed_total", scheduler="default-scheduler", reason="not-called"
         )
 
     def has_received_all(self, *, since: float, until: float) -> bool:

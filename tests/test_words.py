@@ -23,14 +23,11 @@ RETIRED: Final = {
     r"rosters?": "device index",
     r"(?:un)?hear(?:d|s|ing)?": "receive; peers",
     r"t(?:ells?|old|elling)": "report, notify",
-    r"(?<=_)unasked|unasked(?=_)": "bypassed; alone it names a route, settings and a fact",
+    r"unasked|not-asked": "bypassed; not called",
     r"sick": "unhealthy",
     r"as (?:it|they|things) (?:is|are|stands?|stood|was|were) then": "say when",
 }
 """Pattern of a retired word, and the terms that replace it (docs/architecture.md has the words)."""
-
-KEPT_NAMES: Final = re.compile(r"idlegpu_pods_bound_unasked|unasked_json")
-"""Names that operators and tools use: a metric, and the file name of an answer."""
 
 SUFFIXES: Final = {".py", ".md", ".js", ".html", ".css", ".yaml", ".tpl", ".sh", ".toml", ".txt"}
 NOT_PROSE: Final = ("CHANGELOG.md", "requirements", "bench/data/", "bench/results/", "tests/data/")
@@ -54,7 +51,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def retired(text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and word of each retired word, also inside of names."""
     for number, line in enumerate(text.splitlines(), 1):
-        for found in _ANY.finditer(_CAMEL.sub(" ", KEPT_NAMES.sub("", line))):
+        for found in _ANY.finditer(_CAMEL.sub(" ", line)):
             yield number, found.group()
 
 

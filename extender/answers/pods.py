@@ -211,8 +211,8 @@ class BypassedGroup(Answer):
     Attributes:
         scheduler: name of their scheduler.
         resources: GPU resources that they request.
-        verdict: `not-asked` (no replica got a request), `answer-lost` (kube-scheduler disconnected
-            before the answer), `not-scored` (prioritize is never called) or `asked`.
+        verdict: `not-called` (no replica got a request), `answer-lost` (kube-scheduler disconnected
+            before the answer), `not-scored` (prioritize is never called) or `called`.
         count: number of pods.
         example: one of them, as `namespace/name`.
         first_age_seconds: time since the first binding.

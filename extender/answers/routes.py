@@ -114,7 +114,7 @@ DECISIONS: Final = Route(
     },
 )
 DECISION: Final = Route("GET", "/v1/decisions/{id}", DecisionAnswer)
-UNASKED: Final = Route("GET", "/v1/unasked", BypassedAnswer)
+BYPASSED: Final = Route("GET", "/v1/bypassed", BypassedAnswer)
 PENDING: Final = Route(
     "GET",
     "/v1/pending",
@@ -253,7 +253,7 @@ METRICS: Final = Route(
 )
 
 ROUTES: Final = (
-    NODES, NODE, GPUS, BEST, DEFRAG, DECISIONS, DECISION, UNASKED, PENDING, PODS, HOLDERS, COSTS,
+    NODES, NODE, GPUS, BEST, DEFRAG, DECISIONS, DECISION, BYPASSED, PENDING, PODS, HOLDERS, COSTS,
     EXPLAIN, FORESEE, USAGE, SIZE, REGRET, ADVICE, SESSION, LOGIN, LOGOUT, HEALTHZ, READYZ, METRICS,
 )  # fmt: skip
 """All routes, in the order of the documentation."""

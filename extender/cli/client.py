@@ -360,7 +360,7 @@ class Client:
         """
         if not job.scheduler:
             with suppress(ClientError):  # optional: the default scheduler may call it
-                job = replace(job, scheduler=only_scheduler(self.unasked().schedulers))
+                job = replace(job, scheduler=only_scheduler(self.bypassed().schedulers))
         item = job.manifest()
         cluster = self._cluster or _default_cluster()
         path = PATHS[item["kind"]].format(job.namespace or cluster.namespace)
@@ -407,9 +407,9 @@ class Client:
         """Return the measured outcome of placements some time after the pods were bound."""
         return self._get(routes.REGRET, {"namespace": namespace, "limit": limit})
 
-    def unasked(self) -> BypassedAnswer:
+    def bypassed(self) -> BypassedAnswer:
         """Return the pods that were bound without the extender, each with the likely reason."""
-        return self._get(routes.UNASKED)
+        return self._get(routes.BYPASSED)
 
     def get(self, path: str, params: Mapping[str, object] | None = None) -> object:
         """Return the decoded JSON of any route; parameters that are None are omitted."""

@@ -79,7 +79,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
         mark: mark of the last receipt: this message completes the records from before that mark.
             None while some of them are not sent.
         sent_at: send time on the sender's monotonic clock, in seconds; see `Delay`.
-        requests: records since the last message; `asked` on the wire.
+        requests: records since the last message.
         faults: sources that the sender has not reached for long; None if it is not ready.
     """
 
@@ -90,7 +90,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     mark: float | None = None
     sent_at: float | None = None
     requests: Annotated[list[_ReportedRequest], msgspec.Meta(max_length=MAX_RECORDS)] = (
-        msgspec.field(name="asked", default_factory=list)
+        msgspec.field(default_factory=list)
     )
     faults: Annotated[list[_Name], msgspec.Meta(max_length=_MAX_FAULTS)] | None = None
 
@@ -237,7 +237,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes, what: str) -> _T:
 
 logger = logging.getLogger(__name__)
 
-PATH: Final = "/v1/peers/asked"
+PATH: Final = "/v1/peers/requests"
 
 _MAX_QUEUE: Final = 5000
 """Maximum number of queued records for a replica that does not answer; the oldest are dropped."""

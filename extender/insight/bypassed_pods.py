@@ -1,4 +1,4 @@
-"""The route /v1/unasked: pods bound without the extender's answer, and the likely causes."""
+"""The route /v1/bypassed: pods bound without the extender's answer, and the likely causes."""
 
 from dataclasses import asdict
 
@@ -12,14 +12,14 @@ from extender.server.redaction import VIEWER, namespace_of, pod_key
 
 
 class BypassedPodsTable:
-    """Handler of /v1/unasked: each replica classifies and reports the pods that it saw waiting."""
+    """Handler of /v1/bypassed: each replica classifies and reports the pods that it saw waiting."""
 
     def __init__(self, bypassed_pods: BypassedPods) -> None:
         self._bypassed_pods = bypassed_pods
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route GET /v1/unasked."""
-        return [web.get(routes.UNASKED.path, self._answer)]
+        """Return the route GET /v1/bypassed."""
+        return [web.get(routes.BYPASSED.path, self._answer)]
 
     async def _answer(self, _: web.Request) -> web.StreamResponse:
         report = self._bypassed_pods.report()

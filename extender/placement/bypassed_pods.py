@@ -115,7 +115,7 @@ _TEXTS: Final = {
         "schedulerName",
         "kube-scheduler sends requests, but none for pods with schedulerName {names}: the "
         "scheduler that serves this profile has no entry for us under extenders; if that is "
-        "intended, list only the other schedulers in our setting unasked.schedulers",
+        "intended, list only the other schedulers in our setting bypassed.schedulers",
     ),
     CauseKind.PRIORITIZE_VERB: (
         "prioritizeVerb",
@@ -289,7 +289,7 @@ class BypassedPods:
 
     def adopt(self, settings: Settings) -> None:
         """Apply new settings."""
-        self._apply(settings.unasked)
+        self._apply(settings.bypassed)
 
     def _apply(self, settings: BypassSettings) -> None:
         self._settings = settings

@@ -48,9 +48,9 @@ class PeerReports(Protocol):
 class BypassVerdict(StrEnum):
     """Outcome of our answers for a bound pod."""
 
-    CALLED = "asked"
+    CALLED = "called"
     """A request came, and kube-scheduler read the answer."""
-    NOT_CALLED = "not-asked"
+    NOT_CALLED = "not-called"
     """No replica got a request, or no further one after filter had refused every node."""
     ANSWER_LOST = "answer-lost"
     """A request came, and kube-scheduler disconnected before the answer."""

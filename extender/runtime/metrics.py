@@ -156,7 +156,7 @@ class Metrics:
             registry=self.registry,
         )
         self.bypassed = Counter(
-            "idlegpu_pods_bound_unasked",
+            "idlegpu_pods_bypassed",
             "GPU pods that were bound without our answer: no replica got a request for them, the "
             "answer came too late, or kube-scheduler never requests scores.",
             ["scheduler", "reason"],

@@ -100,7 +100,7 @@ class Settings(Section):
     events: service.Events = service.Events()
     wake: service.Wake = service.Wake()
     peers: PeersSettings = PeersSettings()
-    unasked: BypassSettings = BypassSettings()
+    bypassed: BypassSettings = BypassSettings()
     decisions: service.DecisionsSettings = service.DecisionsSettings()
     decision_log: service.DecisionLog = service.DecisionLog()
     regret: service.RegretSettings = service.RegretSettings()

@@ -65,7 +65,7 @@ LIVE: Final = frozenset(
         "pool_labels",
         "group_topology",
         "wake",
-        "unasked",
+        "bypassed",
         "decisions",
         "log",
         "drain_seconds",

@@ -57,7 +57,7 @@ NOW: Final[Mapping[str, str]] = MappingProxyType(
         "peers.interval_seconds": "0.01",
         "peers.resolve_seconds": "5",
         "peers.timeout_seconds": "2",
-        "unasked.grace_seconds": "5",
+        "bypassed.grace_seconds": "5",
         "regret.sample_seconds": "30",
         "max_body_bytes": "256Mi",
         "keepalive_seconds": "120",

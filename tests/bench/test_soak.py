@@ -8,7 +8,7 @@ from bench.world import FleetSpec, World, open_world, wait_until
 SPEC = FleetSpec(nodes=20, gpu_pods=30, other_pods=50)
 HALTED = {
     "events": {"enabled": False},
-    "unasked": {"enabled": False},
+    "bypassed": {"enabled": False},
     "wake": {"enabled": False},
     "regret": {"pods": 0},
 }
@@ -28,7 +28,7 @@ def ready(world: World) -> World:
             HALTED,
             [
                 "the lease is renewed",
-                "pods bound unasked are counted",
+                "bypassed pods are counted",
                 "an event reports a placement",
                 "placements are judged",
             ],

@@ -125,11 +125,11 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
               {"{{gpus}}": mean("idlegpu_placement_activity", "gpus", HERE)}, unit="percentunit"),
         heat("Regret", "By how much the GPUs that pods got were busier than the best ones.",
              "idlegpu_placement_regret", f'{HERE}, against="best"', "percentunit"),
-        graph("Pods bound", "By whether kube-scheduler took the first choice, and unasked.",
+        graph("Pods bound", "By whether kube-scheduler took the first choice, and bypassed pods.",
               {
                   "{{choice}}": rate("idlegpu_bound_pods_total", "choice", over="increase"),
-                  "unasked: {{reason}}":
-                      rate("idlegpu_pods_bound_unasked_total", "reason", over="increase"),
+                  "bypassed: {{reason}}":
+                      rate("idlegpu_pods_bypassed_total", "reason", over="increase"),
                   "not known": f"sum(increase(idlegpu_pods_bound_unjudged_total{{{HERE}}}{RATE}))",
               }),
         graph("Nodes refused", "By reason.",

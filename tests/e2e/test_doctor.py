@@ -237,7 +237,7 @@ async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
 async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
     world.add("one", 2)
     await world.start(extender={"managedResources": [{"name": "example.com/other"}]})
-    await world.place(pod("unasked", 1))
+    await world.place(pod("bypassed", 1))
     idlegpu = by_url(world)
 
     async def is_found() -> str:
@@ -247,7 +247,7 @@ async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
     evidence = await wait_for(is_found, "the doctor finds pods bound without a call")
 
     scheduler = world.services.setup.scheduler_name
-    assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-asked" in evidence
+    assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-called" in evidence
 
 
 async def test_check_without_rights_does_not_pass(world: World) -> None:

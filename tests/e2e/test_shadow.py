@@ -46,9 +46,9 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
     assert await world.place(active) == idle
 
     await alone(world)
-    unasked = pod("unasked")
-    assert await world.place(unasked) == busy
-    await removed(world, active, unasked)
+    bypassed = pod("bypassed")
+    assert await world.place(bypassed) == busy
+    await removed(world, active, bypassed)
     await world.start({**SHADOW, "decision_log": {"path": str(log)}}, kubelets=False)
     shadow = pod("shadow")
     assert await world.place(shadow) == busy

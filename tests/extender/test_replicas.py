@@ -89,10 +89,10 @@ async def test_pod_without_requests_is_counted_by_each_replica(
         await until_judged(*replicas)
 
         assert [replica.bypassed_count for replica in replicas] == [1, 1]
-        async with one.session.get(f"{one.url}/v1/unasked") as answer:
+        async with one.session.get(f"{one.url}/v1/bypassed") as answer:
             body = await answer.json()
     assert [(it["example"], it["verdict"]) for it in body["bound"]] == [
-        ("default/silent", "not-asked")
+        ("default/silent", "not-called")
     ]
     assert body["likely_causes"][0]["field"] == "extenders"
     assert "pods bound without our answer" in caplog.messages
@@ -225,7 +225,7 @@ async def test_own_message_is_answered_and_not_taken() -> None:
         assert first.extender.peers is not None
         own = first.extender.peers.instance
         requested = {"verb": "filter", "uid": "u", "age_seconds": 0.0}
-        message = {"version": 1, "instance": own, "asked": [requested]}
+        message = {"version": 1, "instance": own, "requests": [requested]}
         async with first.session.post(f"{first.url}{PATH}", json=message, headers=PROOF) as answer:
             body = await answer.json()
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -14,7 +14,10 @@ from testkit.controlplane.tools import KUBERNETES_VERSION, binary
 
 CHART: Final = ROOT / "charts" / "idlegpu"
 RELEASE: Final = "idlegpu"
-Values = Mapping[str, object]
+REGISTRY: Final = "docker.io/library"
+"""Registry of the images in tests that set none, because the chart does not render without one."""
+
+Values = Mapping[str, Any]
 
 
 class HelmError(RuntimeError):
@@ -42,9 +45,10 @@ def helm(*arguments: str, folder: Path, kubeconfig: Path | None = None) -> str:
 
 
 def values_file(folder: Path, values: Values) -> Path:
-    """Write a values file for helm."""
+    """Write a values file for helm, with a registry unless the values set one."""
     path = folder / "values.yaml"
-    path.write_text(json.dumps(values))
+    images = {"registry": REGISTRY, **values.get("images", {})}
+    path.write_text(json.dumps({**values, "images": images}))
     return path
 
 

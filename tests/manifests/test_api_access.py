@@ -32,7 +32,7 @@ async def test_an_account_without_rights_sees_gpus_and_no_pod_by_name(read: Read
 
 
 async def test_without_a_token_only_health_and_metrics_are_answered(read: Read) -> None:
-    for path in ("/v1/nodes", "/v1/gpus", "/v1/decisions", "/v1/unasked", "/v1/session"):
+    for path in ("/v1/nodes", "/v1/gpus", "/v1/decisions", "/v1/bypassed", "/v1/session"):
         status, answer = await read.extender.read(path)
 
         assert status == 401, path

@@ -268,7 +268,7 @@ async def test_replica_certificate_opens_only_the_peer_routes(
     extender: Extender, tmp_path: Path
 ) -> None:
     file = SCHEDULER_FILES[0]
-    route = "/v1/peers/asked"
+    route = "/v1/peers/requests"
 
     assert await post(extender, tmp_path, "/filter", shows=EXTENDER, file=file) == 403
     assert await post(extender, tmp_path, route, shows=SCHEDULER, file=file) == 403

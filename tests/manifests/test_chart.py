@@ -22,7 +22,7 @@ from testkit.controlplane.shipped import (
     find,
     with_components,
 )
-from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
+from tests.manifests.chart import CHART, REGISTRY, HelmError, Values, helm, rendered
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e]
 
@@ -84,7 +84,9 @@ def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
     given: Object = {**ADDRESSES, **values}
     if "kubelet-root" in given.get("components", ()):
         given["agent"] = {"kubeletRoot": KUBELET_ROOT}
-    actual = by_name(rendered(given, tmp_path))
+    # kustomize's objects name our images without a registry.
+    text = json.dumps(rendered(given, tmp_path)).replace(f'"{REGISTRY}/', '"')
+    actual = by_name(json.loads(text))
     assert actual.keys() == expected.keys()
     for name, item in expected.items():
         assert actual[name] == item
@@ -418,6 +420,9 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
             "replace PROMETHEUS",
             id="placeholder",
         ),
+        pytest.param(
+            {"images": {"registry": ""}}, "images.registry: set the registry", id="no-registry"
+        ),
         pytest.param({"agent": {"env": [{"value": "x"}]}}, "name", id="no-name"),
         pytest.param({"components": ["no-such"]}, "components/0", id="unknown-component"),
         pytest.param(
@@ -476,7 +481,14 @@ def test_values_that_cannot_be_meant_are_refused(
 
 def test_a_release_in_a_namespace_that_the_chart_creates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HelmError, match="--namespace idlegpu: the chart creates that namespace"):
-        helm("template", "r", str(CHART), "--namespace", "idlegpu", folder=tmp_path)
+        helm(
+            "template",
+            "r",
+            str(CHART),
+            "--namespace=idlegpu",
+            f"--set=images.registry={REGISTRY}",
+            folder=tmp_path,
+        )
 
 
 def test_helm_finds_nothing_to_complain_about(tmp_path: Path) -> None:

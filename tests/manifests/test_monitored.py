@@ -159,15 +159,15 @@ async def cause_work(watched: Watched) -> None:
 
 async def bind_without_a_call(world: World) -> None:
     """Bind a pod as a scheduler without extenders does."""
-    unasked = pod("unasked", schedulerName="another")
-    await world.client.create(unasked)
+    bypassed = pod("bypassed", schedulerName="another")
+    await world.client.create(bypassed)
     binding = {
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": {"name": "unasked"},
+        "metadata": {"name": "bypassed"},
         "target": {"apiVersion": "v1", "kind": "Node", "name": next(iter(world.fleet.nodes))},
     }
-    await world.client.request("POST", "/api/v1/namespaces/default/pods/unasked/binding", binding)
+    await world.client.request("POST", "/api/v1/namespaces/default/pods/bypassed/binding", binding)
 
 
 async def cause_faults(watched: Watched) -> None:

@@ -26,8 +26,8 @@ from tests.dashboard.__main__ import dashboard as described
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 FIRST_EVENTS: Final = {
-    "IdlegpuPodsBoundUnasked": (
-        'idlegpu_pods_bound_unasked_total{scheduler="volcano",reason="not-asked",TARGET}'
+    "IdlegpuPodsBypassed": (
+        'idlegpu_pods_bypassed_total{scheduler="volcano",reason="not-called",TARGET}'
     ),
     "IdlegpuXidErrors": 'idlegpu_agent_xid_errors_total{node="gpu-7",uuid="GPU-0",xid="79",TARGET}',
     "IdlegpuAgentDriverHangs": (

@@ -158,7 +158,7 @@ async def test_a_scheduler_that_is_not_let_in_places_without_us(
     await start_scheduler(await misconfigured(how, shipped, tmp_path / "wrong"))
     await shipped.installation.admin.create_all([node(name) for name in "ab"])
 
-    await place(shipped, "unasked")
+    await place(shipped, "bypassed")
 
     assert await decided(shipped) == set()
     failures = await counted(shipped, "idlegpu_tls_handshake_failures_total")

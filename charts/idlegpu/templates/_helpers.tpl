@@ -6,7 +6,12 @@
 {{- $program := index . 1 }}
 {{- $images := $root.Values.images }}
 {{- $image := index $images $program }}
-{{- if and $images.registry (hasPrefix "idlegpu-" $image.repository) }}{{ trimSuffix "/" $images.registry }}/{{ end }}
+{{- if hasPrefix "idlegpu-" $image.repository }}
+{{- if not $images.registry }}
+{{- fail "images.registry: set the registry to which you pushed the images, such as registry.example.com/team, or docker.io/library for images that you loaded into each node without one" }}
+{{- end }}
+{{- trimSuffix "/" $images.registry }}/
+{{- end }}
 {{- $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}
 {{- else if eq $program "scheduler" }}:{{ $image.tag | default (include "idlegpu.kubeVersion" $root) }}

@@ -182,7 +182,7 @@ def _seconds(text: str) -> int:
 def _choose_scheduler(session: Session) -> str:
     """Choose and print the schedulerName: the only one that calls the extender, else ""."""
     try:
-        callers = session.with_timeout(_HURRY_SECONDS).client.unasked().schedulers
+        callers = session.with_timeout(_HURRY_SECONDS).client.bypassed().schedulers
         known = f"schedulers that call idlegpu: {', '.join(callers) or 'none known'}"
     except ClientError:
         callers, known = [], "idlegpu does not answer"

@@ -101,7 +101,7 @@ class FactCollector:
         return bool(ours or theirs)
 
     def add_answer(self, name: str, answer: object) -> None:
-        """Add an answer of the extender's API under its fact name, such as unasked or devices."""
+        """Add an answer of the extender's API under its fact name, such as bypassed or devices."""
         self._answers[name] = mapping_of(answer)
 
     def add_version(self, version: Object) -> None:
@@ -147,7 +147,7 @@ class FactCollector:
     def _add_unnamed(self, source: str, document: Object, stem: str) -> bool:
         """Add a document without a kind: an answer of the extender, or a settings file."""
         if "likely_causes" in document:
-            self.add_answer("unasked", document)
+            self.add_answer("bypassed", document)
         elif "gpus" in document:
             self.add_answer("devices", document)
         elif "sources" in document:
@@ -204,7 +204,7 @@ class FactCollector:
             schedulers=tuple(self._schedulers) or None,
             plugin_configs=self._plugin_configs or None,
             settings=self._settings,
-            unasked=answers.get("unasked"),
+            bypassed=answers.get("bypassed"),
             degraded=None if degraded is None else _texts(degraded.get("degraded")),
             devices=None if devices is None else tuple(objects_of(devices.get("gpus"))),
             sources=self._sources(),
@@ -306,8 +306,8 @@ def _texts(value: object) -> Mapping[str, str]:
 _ALLOWED: Final = (
     "must be objects of the API server as JSON or YAML (nodes, pods, daemonsets, configmaps, "
     "services, secrets, roles and their bindings), the output of kubectl version, a "
-    "KubeSchedulerConfiguration, metrics of dcgm-exporter or the extender, answers of /v1/unasked, "
-    "/v1/gpus, /v1/nodes or /readyz, the extender's settings, or certificates"
+    "KubeSchedulerConfiguration, metrics of dcgm-exporter or the extender, answers of "
+    "/v1/bypassed, /v1/gpus, /v1/nodes or /readyz, the extender's settings, or certificates"
 )
 
 

@@ -28,7 +28,7 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "schedulers": "a KubeSchedulerConfiguration",
         "plugin_configs": "the device plugin's configuration",
         "settings": "the extender's settings file",
-        "unasked": "GET /v1/unasked of the extender",
+        "bypassed": "GET /v1/bypassed of the extender",
         "degraded": "GET /readyz of the extender",
         "devices": "GET /v1/gpus of the extender",
         "sources": "GET /v1/nodes of the extender",
@@ -116,7 +116,7 @@ class Facts:
         plugin_configs: configurations of NVIDIA's device plugin, by the key that a node's label
             `nvidia.com/device-plugin.config` names.
         settings: the extender's settings file.
-        unasked: answer of /v1/unasked.
+        bypassed: answer of /v1/bypassed.
         degraded: cause by degraded component, from /readyz.
         devices: the GPUs of /v1/gpus.
         sources: state by telemetry source, from /v1/nodes.
@@ -140,7 +140,7 @@ class Facts:
     schedulers: tuple[Scheduler, ...] | None = None
     plugin_configs: Mapping[str, Object] | None = None
     settings: Object | None = None
-    unasked: Object | None = None
+    bypassed: Object | None = None
     degraded: Mapping[str, str] | None = None
     devices: tuple[Object, ...] | None = None
     sources: Mapping[str, Object] | None = None

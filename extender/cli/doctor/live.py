@@ -190,7 +190,7 @@ def gather_extender(collector: FactCollector, client: Callable[[], Client], at: 
     """
     paths = {
         "degraded": "/readyz",
-        "unasked": "/v1/unasked",
+        "bypassed": "/v1/bypassed",
         "devices": "/v1/gpus",
         "sources": "/v1/nodes",
     }

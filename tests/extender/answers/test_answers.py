@@ -51,7 +51,7 @@ ROUTES: Final[dict[str, Route[Any]]] = {
     "/v1/explain?pod=big": routes.EXPLAIN,
     "/v1/explain?pod=team/short": routes.EXPLAIN,
     "/v1/explain?pod=team/short&node=node-3": routes.EXPLAIN,
-    "/v1/unasked": routes.UNASKED,
+    "/v1/bypassed": routes.BYPASSED,
     "/v1/regret": routes.REGRET,
     "/v1/usage": routes.USAGE,
     "advising/v1/advice": routes.ADVICE,

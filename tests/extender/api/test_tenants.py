@@ -222,7 +222,7 @@ async def test_callers_with_rights_see_pods_by_name(cluster: Cluster) -> None:
     by_path = {path: (await cluster.read(path, FRIEND))[1] for path in cluster.paths()}
 
     naming = {path for path, text in by_path.items() if leaks(text)}
-    paths = {"nodes", "nodes/node-a", "gpus", "decisions", "unasked", "pending", "pods"}
+    paths = {"nodes", "nodes/node-a", "gpus", "decisions", "bypassed", "pending", "pods"}
     assert {f"/v1/{path}" for path in paths} <= naming
     for path in ("/v1/holders?idle_for=0", "/v1/costs?by=pod", "/v1/explain?number=1"):
         assert leaks((await cluster.read(path, FRIEND))[1]), path

@@ -86,7 +86,7 @@ def test_extender_is_queried_without_a_cluster(run: Run) -> None:
     report = json.loads(result.stdout)
     why = {one["code"]: one["why"] for one in report["not_run"]}
     assert "kubeconfig /nowhere: no such file" in why["IG203"]
-    # This server has no /v1/unasked.
+    # This server has no /v1/bypassed.
     assert "IG101" not in why
 
 

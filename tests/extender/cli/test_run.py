@@ -58,7 +58,7 @@ class FakeCluster:
             if self.log is None:
                 return web.json_response({"kind": "Status", "message": "no route"}, status=500)
             return web.Response(text=self.log)
-        if request.path.endswith("/v1/unasked") and self.schedulers is not None:
+        if request.path.endswith("/v1/bypassed") and self.schedulers is not None:
             known = {
                 "unjudged": 0,
                 "bound": [],

@@ -73,7 +73,7 @@ def test_records_keep_their_values_on_another_clock(sent: list[AnsweredRequest])
 def message(**changes: Any) -> bytes:
     requested = {"verb": "filter", "uid": "u", "age_seconds": 1.0}
     return json.dumps(
-        {"version": VERSION, "instance": "a", "asked": [{**requested, **changes}]}
+        {"version": VERSION, "instance": "a", "requests": [{**requested, **changes}]}
     ).encode()
 
 
@@ -104,16 +104,16 @@ def test_unknown_fields_are_ignored() -> None:
         pytest.param(b"{}", "version", id="no-version"),
         pytest.param(b'{"version":2,"instance":"a"}', "$.version is 2, must be 1", id="version"),
         pytest.param(b'{"version":1}', "instance", id="no-instance"),
-        pytest.param(message(verb="bind"), "$.asked[0].verb", id="verb"),
-        pytest.param(message(uid=7), "$.asked[0].uid", id="uid-is-no-text"),
-        pytest.param(message(uid=""), "$.asked[0].uid", id="no-uid"),
-        pytest.param(message(uid="u" * 129), "$.asked[0].uid", id="long-uid"),
-        pytest.param(message(age_seconds=-1), "$.asked[0].age_seconds", id="negative-age"),
-        pytest.param(message(resources={"g": 0}), "$.asked[0].resources", id="no-devices"),
+        pytest.param(message(verb="bind"), "$.requests[0].verb", id="verb"),
+        pytest.param(message(uid=7), "$.requests[0].uid", id="uid-is-no-text"),
+        pytest.param(message(uid=""), "$.requests[0].uid", id="no-uid"),
+        pytest.param(message(uid="u" * 129), "$.requests[0].uid", id="long-uid"),
+        pytest.param(message(age_seconds=-1), "$.requests[0].age_seconds", id="negative-age"),
+        pytest.param(message(resources={"g": 0}), "$.requests[0].resources", id="no-devices"),
         pytest.param(
-            message(resources={f"g{n}": 1 for n in range(17)}), "$.asked[0].resources", id="many"
+            message(resources={f"g{n}": 1 for n in range(17)}), "$.requests[0].resources", id="many"
         ),
-        pytest.param(message(memory_bytes=-5), "$.asked[0].memory_bytes", id="negative-memory"),
+        pytest.param(message(memory_bytes=-5), "$.requests[0].memory_bytes", id="negative-memory"),
         pytest.param(b"\xff" + message(), "", id="no-unicode"),
         pytest.param(b"[" * 100_000, "", id="deep"),
     ],
@@ -127,9 +127,9 @@ def test_bad_message_is_refused_with_the_place(body: bytes, words: str) -> None:
 
 def test_message_with_too_many_records_is_refused() -> None:
     one = json.loads(message())
-    one["asked"] *= MAX_RECORDS + 1
+    one["requests"] *= MAX_RECORDS + 1
 
-    with pytest.raises(PeerError, match=r"length <= 500.*\$\.asked"):
+    with pytest.raises(PeerError, match=r"length <= 500.*\$\.requests"):
         decode_message(json.dumps(one).encode())
 
 

@@ -62,9 +62,9 @@ def test_series_of_a_scheduler_starts_at_zero(part: BindingWorld) -> None:
     part.bind(part.pod())
     part.judge()
 
-    labels = {"scheduler": DEFAULT, "reason": "not-asked"}
+    labels = {"scheduler": DEFAULT, "reason": "not-called"}
     registry = part.world.metrics.registry
-    assert registry.get_sample_value("idlegpu_pods_bound_unasked_total", labels) == 0.0
+    assert registry.get_sample_value("idlegpu_pods_bypassed_total", labels) == 0.0
 
 
 @pytest.mark.parametrize(

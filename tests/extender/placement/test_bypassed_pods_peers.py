@@ -87,22 +87,22 @@ def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: ClusterS
 
 def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
-    requested, unasked = truth.create("asked"), truth.create("unasked")
+    requested, bypassed = truth.create("asked"), truth.create("bypassed")
     truth.talk()
     far.answer_all(requested)
     truth.bind(requested)
-    truth.bind(unasked)
+    truth.bind(bypassed)
     truth.talk(60.0, without=(far,))
     assert results(near) == [([], 0)]
 
     truth.talk()
 
-    assert results(near) == [(["unasked"], 0)]
+    assert results(near) == [(["bypassed"], 0)]
 
 
 def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
-    pods = [truth.create("asked"), truth.create("unasked")]
+    pods = [truth.create("asked"), truth.create("bypassed")]
     truth.talk()
     far.answer_all(pods[0])
     for pod in pods:
@@ -337,7 +337,7 @@ def test_clock_differences_report_no_pod_with_requests(
         truth.start(2, clock_ahead=clock_ahead, wall_ahead=-wall_ahead),
     ]
     truth.talk(5.0)
-    pods = [truth.create(name) for name in ("one", "other", "unasked")]
+    pods = [truth.create(name) for name in ("one", "other", "bypassed")]
     truth.talk()
     for replica, pod in zip(replicas, pods, strict=False):
         replica.answer_all(pod)
@@ -496,9 +496,9 @@ def test_pod_with_requests_is_never_reported(seed: int) -> None:
         for replica in chance.started:
             assert not {f"uid-{name}" for name in replica.accused} & chance.truth.requested
     chance.mend()
-    pod = chance.truth.create("unasked")
+    pod = chance.truth.create("bypassed")
     chance.truth.talk()
     chance.truth.bind(pod)
     chance.truth.talk()
 
-    assert all("unasked" in replica.accused for replica in chance.truth.replicas)
+    assert all("bypassed" in replica.accused for replica in chance.truth.replicas)

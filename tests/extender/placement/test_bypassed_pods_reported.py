@@ -69,11 +69,11 @@ def test_replica_must_report_before_our_watch_shows_the_pod() -> None:
 
 
 def test_pod_whose_request_may_be_forgotten_is_not_reported(part: BindingWorld) -> None:
-    part.create(part.pod("unasked"))
+    part.create(part.pod("bypassed"))
     part.create(part.pod("asked"))
     part.world.request_log.forgotten_until = part.world.now
     part.call("asked")
-    part.bind(part.pod("unasked"))
+    part.bind(part.pod("bypassed"))
     part.bind(part.pod("asked"))
     part.judge()
 

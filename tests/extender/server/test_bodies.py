@@ -53,7 +53,7 @@ def settings_of(
 
 PATHS = (
     (0, "POST", "/filter"),
-    (0, "POST", "/v1/peers/asked"),
+    (0, "POST", "/v1/peers/requests"),
     (0, "GET", "/nowhere"),
     (1, "GET", "/healthz"),
     (1, "GET", "/metrics"),
@@ -94,7 +94,7 @@ async def test_no_client_gets_100_continue(extender: Extender, expect: str) -> N
 
 
 REFUSED = {
-    (0, "/v1/peers/asked"): 403,
+    (0, "/v1/peers/requests"): 403,
     (0, "/v1/peers/decisions"): 403,
     (1, "/v1/explain"): 401,
     (1, "/v1/nothing"): 401,
@@ -123,7 +123,7 @@ async def test_a_body_larger_than_the_limit_is_refused(extender: Extender) -> No
 
 
 async def test_without_tls_replicas_must_know_the_secret(extender: Extender) -> None:
-    url = f"{extender.addresses[0]}/v1/peers/asked"
+    url = f"{extender.addresses[0]}/v1/peers/requests"
     async with aiohttp.ClientSession() as session:
         for given in ("", "Bearer ", "Bearer wrong", f"bearer {SECRET}", "\u00e9"):
             async with session.post(url, data=b"{}", headers={"Authorization": given}) as answer:
@@ -166,7 +166,7 @@ async def test_a_body_that_does_not_arrive_ends_its_connection(
     extender: Extender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ports, "BODY_SECONDS", 0.05)
-    for port, path in ((0, "/filter"), (0, "/v1/peers/asked"), (1, "/v1/explain")):
+    for port, path in ((0, "/filter"), (0, "/v1/peers/requests"), (1, "/v1/explain")):
         url = URL(extender.addresses[port])
         reader, writer = await asyncio.open_connection(url.host, url.port)
         head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: Bearer {SECRET}\r\n"

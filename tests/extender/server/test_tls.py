@@ -63,7 +63,7 @@ async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]
     )
     webhooks = web.Application(middlewares=[only_known(settings.tls)])
     status = web.Application()
-    for app, path in ((webhooks, "/filter"), (webhooks, "/v1/peers/asked"), (status, "/filter")):
+    for app, path in ((webhooks, "/filter"), (webhooks, "/v1/peers/requests"), (status, "/filter")):
         app.add_routes([web.post(path, answer), web.get(path, answer)])
     server_ports = ServerPorts(settings, webhooks, status)
     await server_ports.open()
@@ -153,8 +153,8 @@ async def test_replicas_may_only_send_messages_and_kube_scheduler_only_requests(
     replica = client_context(folder, shows=folder, side="extender")
     scheduler = client_context(folder, shows=folder)
     async with serving(folder) as url:
-        assert await call(url, replica, "/v1/peers/asked") == 200
-        assert await call(url, scheduler, "/v1/peers/asked") == 403
+        assert await call(url, replica, "/v1/peers/requests") == 200
+        assert await call(url, scheduler, "/v1/peers/requests") == 403
 
 
 async def test_plain_http_gets_no_answer_from_the_port(folder: Path) -> None:

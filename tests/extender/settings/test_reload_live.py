@@ -301,7 +301,7 @@ async def test_log_is_written_as_is_set_now(tmp_path: Path) -> None:
 
 async def test_bypassed_pods_are_judged_as_is_set_now(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
-        await part.change(unasked={"schedulers": ["another"]})
+        await part.change(bypassed={"schedulers": ["another"]})
         control, bypassed_pods = part.cluster.control, part.extender.bypassed_pods
         control.create_pod(pod_object("not-ours"))
         await eventually(

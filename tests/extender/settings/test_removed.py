@@ -55,7 +55,7 @@ CONSTANTS = {
     "peers.interval_seconds": "extender.effects.peers:INTERVAL_SECONDS",
     "peers.resolve_seconds": "extender.effects.peers:RESOLVE_SECONDS",
     "peers.timeout_seconds": "extender.effects.peers:TIMEOUT_SECONDS",
-    "unasked.grace_seconds": "extender.placement.bypassed_pods:GRACE_SECONDS",
+    "bypassed.grace_seconds": "extender.placement.bypassed_pods:GRACE_SECONDS",
     "regret.sample_seconds": "extender.insight.shadow_mode:SAMPLE_SECONDS",
     "max_body_bytes": "extender.webhook.handlers:MAX_BODY_BYTES",
     "keepalive_seconds": "extender.server.ports:KEEPALIVE_SECONDS",

@@ -59,7 +59,7 @@ _OTHERS: Final = {
     "prioritize-verb": "IG005",
     "managed-resources": "IG006",
 }
-"""Likely causes of /v1/unasked that other checks report, by code."""
+"""Likely causes of /v1/bypassed that other checks report, by code."""
 _MILD: Final = frozenset({"other-scheduler"})
 
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|us|µs|ns|s|m|h)")
@@ -115,14 +115,14 @@ def _ours(facts: Facts) -> Iterator[tuple[Scheduler, Object]]:
 
 
 def _causes(facts: Facts) -> list[Object]:
-    return list(objects_of((facts.unasked or {}).get("likely_causes")))
+    return list(objects_of((facts.bypassed or {}).get("likely_causes")))
 
 
 def _groups(facts: Facts) -> tuple[str, ...]:
     """Format one line for each group of pods that were bound without the extender's answer."""
     lines = []
-    for group in objects_of((facts.unasked or {}).get("bound")):
-        if group.get("verdict") == "asked":
+    for group in objects_of((facts.bypassed or {}).get("bound")):
+        if group.get("verdict") == "called":
             continue
         resources = group.get("resources")
         requested = ", ".join(map(str, resources)) if isinstance(resources, list) else ""
@@ -156,7 +156,7 @@ def _remedy(kind: str) -> str:
         "wrong-path": "urlPrefix: https://ADDRESS:8888 (no path), filterVerb: filter, "
         "prioritizeVerb: prioritize, preemptVerb: preempt",
         "unreadable": "nodeCacheCapable: true",
-        "other-scheduler": "unasked.schedulers: [NAMES] in the extender's settings if that is "
+        "other-scheduler": "bypassed.schedulers: [NAMES] in the extender's settings if that is "
         "intended; else the entry under extenders of scheduler-config/kube-scheduler.yaml",
     }
     return known.get(
@@ -166,12 +166,12 @@ def _remedy(kind: str) -> str:
     )
 
 
-@check("IG001", "kube-scheduler calls the extender", needs=("unasked|schedulers",))
+@check("IG001", "kube-scheduler calls the extender", needs=("bypassed|schedulers",))
 def _not_called(facts: Facts) -> Iterator[Problem]:
     """Find configurations or bindings that show that kube-scheduler does not call the extender.
 
     Either no entry under `extenders` is idlegpu's, or pods are bound without its answer;
-    `/v1/unasked` then names the likely cause.
+    `/v1/bypassed` then names the likely cause.
 
     Remedy: the entry of `scheduler-config/kube-scheduler.yaml`.
     """
@@ -192,7 +192,7 @@ def _prefixes(config: Object) -> str:
     return some(text_of(entry.get("urlPrefix")) for entry in entries) or "none"
 
 
-@check("IG002", "the extender answers in time", needs=("unasked|metrics",))
+@check("IG002", "the extender answers in time", needs=("bypassed|metrics",))
 def _late(facts: Facts) -> Iterator[Problem]:
     """Find answers that arrive after kube-scheduler's timeout.
 
@@ -328,7 +328,7 @@ def plugin_weights(profile: Object) -> dict[str, int]:
     return weights
 
 
-@check("IG005", "kube-scheduler calls every verb", needs=("unasked|schedulers",))
+@check("IG005", "kube-scheduler calls every verb", needs=("bypassed|schedulers",))
 def _verbs(facts: Facts) -> Iterator[Problem]:
     """Find verbs that kube-scheduler does not call.
 
@@ -357,7 +357,7 @@ def _verbs(facts: Facts) -> Iterator[Problem]:
                 )
 
 
-@check("IG006", "managedResources lists every GPU resource", needs=("unasked|schedulers", "nodes"))
+@check("IG006", "managedResources lists every GPU resource", needs=("bypassed|schedulers", "nodes"))
 def _unmanaged(facts: Facts) -> Iterator[Problem]:
     """Find GPU resources of nodes that are missing from managedResources.
 

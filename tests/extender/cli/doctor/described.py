@@ -54,7 +54,7 @@ def second_scheduler(version: str, **changes: Any) -> dict[str, Any]:
 GROUP = {
     "scheduler": "default-scheduler",
     "resources": [GPU],
-    "verdict": "not-asked",
+    "verdict": "not-called",
     "count": 3,
     "example": "team/train",
 }

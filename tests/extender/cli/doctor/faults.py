@@ -74,7 +74,7 @@ HEALTHY: Final = Facts(
     schedulers=(scheduler(entry()),),
     plugin_configs={},
     settings={"prometheus": {"exporter_interval_seconds": 30}},
-    unasked=bypassed(),
+    bypassed=bypassed(),
     degraded={},
     devices=DEVICES,
     sources={"prometheus": {"unmatched_series": 0}},
@@ -150,7 +150,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "IG001", "the entry under extenders", {"schedulers": (scheduler(),)}
     ),
     "pods are bound without our answer": Fault(
-        "IG001", "restart", {"unasked": bypassed("no-extender")}
+        "IG001", "restart", {"bypassed": bypassed("no-extender")}
     ),
     "it asks and gets no answer in time": Fault(
         "IG002",

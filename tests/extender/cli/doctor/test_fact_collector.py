@@ -120,13 +120,13 @@ def test_a_recorded_scrape_can_be_read(tmp_path: Path) -> None:
 def test_answers_of_the_extender_are_known_by_their_keys(tmp_path: Path) -> None:
     facts = read(
         tmp_path,
-        unasked_json='{"unjudged": 0, "bound": [], "likely_causes": []}',
+        bypassed_json='{"unjudged": 0, "bound": [], "likely_causes": []}',
         gpus_json=json.dumps({"gpus": [device()]}),
         nodes_json='{"nodes": [], "sources": {"prometheus": {"unmatched_series": 0}}}',
         readyz_json='{"status": "degraded", "degraded": {"prometheus": "down"}}',
     )
 
-    assert (facts.unasked or {})["bound"] == []
+    assert (facts.bypassed or {})["bound"] == []
     assert len(facts.devices or ()) == 1
     assert dict(facts.sources or {}) == {"prometheus": {"unmatched_series": 0}}
     assert dict(facts.degraded or {}) == {"prometheus": "down"}

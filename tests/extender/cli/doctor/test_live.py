@@ -228,7 +228,7 @@ def test_an_extender_reports_all_that_it_knows() -> None:
         Server(
             {
                 "/readyz": {"status": "ready", "degraded": {}},
-                "/v1/unasked": {"bound": [], "likely_causes": []},
+                "/v1/bypassed": {"bound": [], "likely_causes": []},
                 "/v1/gpus": {"gpus": [device()]},
                 "/v1/nodes": {
                     "nodes": [],
@@ -241,7 +241,7 @@ def test_an_extender_reports_all_that_it_knows() -> None:
         )
     )
 
-    for name in ("degraded", "unasked", "devices", "sources", "metrics"):
+    for name in ("degraded", "bypassed", "devices", "sources", "metrics"):
         assert getattr(facts, name) is not None
     assert facts.unreadable == {"pods": ("team/a", "one that you may not read")}
     assert facts.extender_at is not None
@@ -251,8 +251,8 @@ def test_an_extender_that_wants_a_token_still_reports_its_health() -> None:
     facts = asked_of(Server({"/readyz": {"degraded": {}}, "/metrics": "idlegpu_agents 3\n"}))
 
     assert (facts.degraded, len(facts.metrics or ())) == ({}, 1)
-    assert facts.unasked is None
-    assert "that is forbidden" in facts.why_missing("unasked")
+    assert facts.bypassed is None
+    assert "that is forbidden" in facts.why_missing("bypassed")
     assert facts.extender_at is None
 
 

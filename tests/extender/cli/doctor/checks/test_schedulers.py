@@ -48,17 +48,17 @@ def test_one_scheduler_that_calls_us_is_enough() -> None:
      ("other-scheduler", "warning")],
 )  # fmt: skip
 def test_the_causes_that_the_extender_reports_are_found(kind: str, severity: str) -> None:
-    facts = Facts(at=NOW, unasked=bypassed(kind))
+    facts = Facts(at=NOW, bypassed=bypassed(kind))
 
     assert severities("IG001", facts) == [severity]
-    assert "3 pods of default-scheduler that request nvidia.com/gpu: not-asked" in evidence(
+    assert "3 pods of default-scheduler that request nvidia.com/gpu: not-called" in evidence(
         "IG001", facts
     )
     assert "team/train" in evidence("IG001", facts)
 
 
 def test_check_passes_if_every_pod_got_a_request() -> None:
-    facts = at(entry(), unasked=bypassed())
+    facts = at(entry(), bypassed=bypassed())
 
     for code in ("IG001", "IG002", "IG005"):
         assert found(code, facts) == []
@@ -70,7 +70,7 @@ def test_a_cause_is_reported_by_one_check_alone() -> None:
         ("prioritize-verb", "IG005"),
         ("managed-resources", "IG006"),
     ):
-        facts = Facts(at=NOW, unasked=bypassed(kind), nodes=())
+        facts = Facts(at=NOW, bypassed=bypassed(kind), nodes=())
 
         assert severities(code, facts) == ["error"]
         assert found("IG001", facts) == []

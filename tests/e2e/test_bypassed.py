@@ -47,7 +47,7 @@ class Watched:
         ):
             text = await answer.text()
         found = re.findall(
-            r'^idlegpu_pods_bound_unasked_total\{reason="(.+?)",.*\} (.+)$', text, re.MULTILINE
+            r'^idlegpu_pods_bypassed_total\{reason="(.+?)",.*\} (.+)$', text, re.MULTILINE
         )
         counts: Counter[str] = Counter()
         for reason, number in found:  # of each scheduler
@@ -64,7 +64,7 @@ class Watched:
 
         async def are_judged() -> bool:
             nonlocal report
-            report = await self._server.get("/v1/unasked")
+            report = await self._server.get("/v1/bypassed")
             return bool(sum(group["count"] for group in report["bound"]) >= pods)
 
         await wait_for(are_judged, f"{pods} pods are judged")
@@ -111,10 +111,10 @@ async def test_kube_scheduler_without_an_extender_entry_is_noticed(
     await world.start()
     await without_extenders(world)
 
-    await world.place_all([pod(f"unasked-{number}") for number in range(3)])
+    await world.place_all([pod(f"bypassed-{number}") for number in range(3)])
     report = await watched.judged(3)
 
-    assert await watched.counted() == {"not-asked": 3, "answer-lost": 0, "not-scored": 0}
+    assert await watched.counted() == {"not-called": 3, "answer-lost": 0, "not-scored": 0}
     assert report["likely_causes"][0]["field"] == "extenders"
     (line,) = await watched.wait_lines()
     assert line["level"].lower() == "warning"
@@ -136,10 +136,10 @@ async def test_resource_that_managed_resources_lacks_is_named(
 
     await world.place_all([pod(f"asked-{number}", {SHARED: 1}) for number in range(2)])
     await watched.judged(2)
-    await world.place_all([pod(f"unasked-{number}") for number in range(3)])
+    await world.place_all([pod(f"bypassed-{number}") for number in range(3)])
     report = await watched.judged(5)
 
-    assert (await watched.counted())["not-asked"] == 3
+    assert (await watched.counted())["not-called"] == 3
     (cause,) = report["likely_causes"]
     assert (cause["field"], cause["pods"]) == ("managedResources", 3)
     (line,) = await watched.wait_lines()
@@ -168,7 +168,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
     report = await watched.judged(3)
 
     counted = await watched.counted()
-    assert counted["not-asked"] + counted["answer-lost"] == 1
+    assert counted["not-called"] + counted["answer-lost"] == 1
     assert "httpTimeout" in {cause["field"] for cause in report["likely_causes"]}
 
 
@@ -178,7 +178,7 @@ async def test_wrong_path_in_url_prefix_is_named(world: World, watched: Watched)
     url = f"{world.services.extender.webhooks}/scheduler"
     await world.start(extender={"urlPrefix": url})
 
-    await world.place(pod("unasked"))
+    await world.place(pod("bypassed"))
     report = await watched.judged(1)
 
     cause = report["likely_causes"][0]
