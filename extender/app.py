@@ -19,8 +19,7 @@ from extender.effects.peers import build_peers
 from extender.effects.waker import own_namespace
 from extender.effects.waker_runner import WakerRunner
 from extender.fleet.fleet import Fleet
-from extender.insight.bypassed_pods import BypassedPodsTable
-from extender.insight.decisions import DecisionRoutes
+from extender.insight.decisions import BypassedPodsTable, DecisionRoutes
 from extender.insight.regret_table import RegretTable
 from extender.insight.replicas import Replicas
 from extender.insight.shadow_mode import ShadowMode

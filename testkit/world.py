@@ -22,9 +22,8 @@ from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import finish
 from extender.fleet.fleet import Fleet
 from extender.insight.advice import AdviceRoutes
-from extender.insight.last_hour import Plots
+from extender.insight.last_hour import Plots, ShortMemory
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.short_memory import ShortMemory
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from extender.placement.request_log import RequestLog

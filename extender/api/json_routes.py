@@ -25,14 +25,13 @@ from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.fleet.intake import SourceState
 from extender.insight.decisions import DecisionRoutes
-from extender.insight.defrag import find_plans
 from extender.insight.explain import Explain
 from extender.insight.holders import Holders
 from extender.insight.last_active import Idleness
 from extender.insight.pending import Pending
 from extender.insight.pods import PodList
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.stranded import HostPods, TypicalNeeds, count_stranded, find_needs
+from extender.insight.stranded import HostPods, TypicalNeeds, count_stranded, find_needs, find_plans
 from extender.insight.usage import CostRoutes, UsageRecord
 from extender.insight.views import gpus_of, node_views, node_with_gpus, verdict_view
 from extender.insight.what_if import (

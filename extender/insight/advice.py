@@ -13,7 +13,16 @@ from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu, model_nam
 from extender.fleet.fleet import Fleet
 from extender.fleet.pods import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules
-from extender.insight.advice_findings import KINDS, CardFinding, PodFinding, find
+from extender.insight.advice_findings import (
+    KINDS,
+    OWN_SECONDS,
+    CardFinding,
+    Measured,
+    MinuteHistory,
+    PodFinding,
+    PrometheusCache,
+    find,
+)
 from extender.insight.advice_rules import (
     Bound,
     Card,
@@ -23,7 +32,6 @@ from extender.insight.advice_rules import (
     MemoryVerdict,
 )
 from extender.insight.last_hour import Plots
-from extender.insight.measured_use import OWN_SECONDS, Measured, MinuteHistory, PrometheusCache
 from extender.insight.stranded import HostPods, find_stranded
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.fair_queue import BusyError, FairQueue

@@ -1,8 +1,11 @@
-"""Routes for decisions: every replica answers for all replicas."""
+"""Routes for decisions, and for pods that were bound without one.
+
+Every replica answers for the decisions of all replicas.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import takewhile
 from typing import Final
@@ -13,9 +16,11 @@ from aiohttp import web
 
 from extender.answers import routes
 from extender.answers.decisions import Decisions
+from extender.answers.pods import BypassedAnswer, BypassedGroup, Cause
 from extender.core.untyped import number_of, text_of
 from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
 from extender.insight.views import Json, decision_in_steps, veiled
+from extender.placement.bypassed_pods import BypassedPods, likely_causes
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import run_in_steps
 from extender.server.json_api import (
@@ -32,7 +37,7 @@ from extender.server.json_api import (
     unknown_decision,
     write_in_pieces,
 )
-from extender.server.redaction import VIEWER, namespace_of, sees, write_json_in_full
+from extender.server.redaction import VIEWER, namespace_of, pod_key, sees, write_json_in_full
 
 PEERS_PATH: Final = "/v1/peers/decisions"
 """Path for other replicas; its prefix requires a replica's client certificate."""
@@ -43,6 +48,12 @@ _PIECE_DECISIONS: Final = 32
 
 _VERSION: Final = 1
 """Version of the format; it grows when an older replica would misread it."""
+
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VIEW: Final = msgspec.json.Decoder(dict[str, object])
+
+_LONG_BYTES: Final = 1 << 16
+"""Size from which a decision is decoded field by field; one in short form is below a kilobyte."""
 
 
 class _ReportedDecisions(msgspec.Struct, kw_only=True, frozen=True):
@@ -68,11 +79,6 @@ class _Written(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _WRITTEN: Final = msgspec.json.Decoder(_Written)
-_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_VIEW: Final = msgspec.json.Decoder(dict[str, object])
-
-_LONG_BYTES: Final = 1 << 16
-"""Size from which a decision is decoded field by field; one in short form is below a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,3 +305,39 @@ def _far(address: str, answer: _ReportedDecisions) -> list[_RemoteDecision]:
 
 def _namespace(view: Mapping[str, object]) -> str:
     return namespace_of(text_of(view.get("pod")))
+
+
+class BypassedPodsTable:
+    """Handler of /v1/bypassed: each replica classifies and reports the pods that it saw waiting."""
+
+    def __init__(self, bypassed_pods: BypassedPods) -> None:
+        self._bypassed_pods = bypassed_pods
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/bypassed."""
+        return [web.get(routes.BYPASSED.path, self._answer)]
+
+    async def _answer(self, _: web.Request) -> web.StreamResponse:
+        report = self._bypassed_pods.report()
+        examples = (group.example for group in report.pods if group.example)
+        await VIEWER.get().learn({namespace_of(example) for example in examples})
+        groups = [
+            BypassedGroup(
+                scheduler=group.scheduler,
+                resources=list(group.resources),
+                verdict=group.verdict,
+                count=group.count,
+                example=pod_key(group.example),
+                first_age_seconds=report.at - group.first_at,
+                last_age_seconds=report.at - group.last_at,
+            )
+            for group in report.pods
+        ]
+        return json_answer(
+            BypassedAnswer(
+                unjudged=report.unjudged,
+                bound=groups,
+                schedulers=sorted(report.schedulers),
+                likely_causes=[Cause(**asdict(cause)) for cause in likely_causes(report)],
+            )
+        )

@@ -18,8 +18,7 @@ from extender.core.nodes.snapshot import Snapshot
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder
 from extender.insight.holders import Holders
-from extender.insight.last_decisions import LastReported
-from extender.insight.pending import Pending, waits
+from extender.insight.pending import LastReported, Pending, waits
 from extender.server.json_api import QueryError, chunks, moment, read_number, serve, stream_answer
 from extender.server.redaction import of_pod, pod_name, sees
 

@@ -33,13 +33,14 @@ from extender.core.steps import let_go
 from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.impossible_requests import request_problems
-from extender.insight.explain_node import Wish, requested_node
 from extender.insight.explain_views import (
     Ranking,
+    Wish,
     closed_nodes,
     full_nodes,
     kept,
     rejected_nodes,
+    requested_node,
     short_nodes,
 )
 from extender.insight.views import Json, group_view, request_view

@@ -14,8 +14,7 @@ from extender.core.nodes.inventory import POOL_LABELS, NodeRecord
 from extender.core.nodes.snapshot import NO_DEVICE, Pool, Rows, Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.last_hour import NOTHING
-from extender.insight.short_memory import Small
+from extender.insight.last_hour import NOTHING, Small
 from extender.insight.views import PRODUCT_LABEL, order_of
 
 Words = npt.NDArray[np.uint16]

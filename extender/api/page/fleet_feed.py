@@ -33,7 +33,7 @@ from extender.core.nodes.snapshot import (
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.short_memory import UNKNOWN_BYTE, Small, half_percents
+from extender.insight.last_hour import UNKNOWN_BYTE, Small, half_percents
 from extender.server.redaction import write_json
 from extender.settings.config import Settings
 

@@ -29,9 +29,8 @@ from extender.core.untyped import mapping_of, number_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.advice import AdviceRoutes
 from extender.insight.explain_views import lost_by
-from extender.insight.last_hour import LastHour, Plots, rows_of
+from extender.insight.last_hour import LastHour, Plots, ShortMemory, rows_of
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.short_memory import ShortMemory
 from extender.insight.stranded import HostPods
 from extender.insight.views import Json, node_views
 from extender.placement.history import DecisionHistory, DecisionRecord

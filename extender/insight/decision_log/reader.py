@@ -34,14 +34,14 @@ from extender.core.request.annotations import Target, TargetPolicy
 from extender.core.request.gpu_resources import Containers
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.untyped import mapping_of, text_of
-from extender.insight.decision_log.columns import (
+from extender.insight.decision_log.lines import (
     TELEMETRY,
     VERSION,
     Column,
     RecordError,
+    name_order,
     read_columns,
 )
-from extender.insight.decision_log.lines import name_order
 from extender.runtime.decoding import MalformedError, decode_with
 
 

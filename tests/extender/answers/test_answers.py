@@ -18,7 +18,7 @@ from extender.answers.answer import Answer
 from extender.answers.routes import Route
 from extender.core.devices.readings import DeviceKey, ForeignProcess
 from extender.core.nodes.pod_groups import likeness_of
-from extender.insight.bypassed_pods import BypassedPodsTable
+from extender.insight.decisions import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
 from extender.insight.usage import SWEEP_SECONDS

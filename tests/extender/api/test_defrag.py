@@ -8,7 +8,7 @@ import pytest
 from extender.core.nodes.host_resources import HostResources, PlacedPod
 from extender.core.nodes.inventory import Taint
 from extender.core.steps import finish
-from extender.insight.defrag import find_plans
+from extender.insight.stranded import find_plans
 from testkit.api_requests import get
 from testkit.builders import GPU
 from testkit.cards import IDLE, Gpu

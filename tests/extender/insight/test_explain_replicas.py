@@ -1,13 +1,21 @@
 """Any replica explains the decisions of all, for callers who may read the pod."""
 
+import asyncio
+import json
+from typing import Any
+
 import pytest
 from aiohttp import web
 
 from extender.insight.explain import PEERS_PATH
 from extender.server.redaction import VIEWER, Viewer
 from testkit.api_requests import decide, get
-from testkit.others import FAR, LearnsTeam, OtherReplicas, replica_world
+from testkit.cards import BUSY, IDLE, Gpu
+from testkit.others import FAR, THIRD, LearnsTeam, OtherReplicas, far_of, replica_world
 from testkit.webhook_requests import Client, MakeClient, names_request, pod
+from testkit.world import World
+
+CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
 
 
 @pytest.fixture
@@ -163,3 +171,160 @@ async def test_peer_request_grants_its_connection_no_more_rights(
 
 async def test_replica_does_not_report_decisions_of_others(client: Client) -> None:
     assert await get(client, PEERS_PATH, pod="no-such-pod") == {}
+
+
+def replica(name: str, far: OtherReplicas | None = None, **rest: Any) -> World:
+    world = replica_world(name=name, far=far or OtherReplicas(), **rest)
+    world.add(CARDS)
+    return world
+
+
+async def call(client: Client, verb: str, *nodes: str) -> None:
+    request = json.dumps(names_request(*nodes, requester=pod("p")))
+    assert (await client.post(f"/{verb}", data=request)).status == 200
+
+
+@pytest.fixture
+def filtering() -> World:
+    return replica("filters")
+
+
+@pytest.fixture
+async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
+    """Return the replica that answers filter."""
+    client = await aiohttp_client(filtering.build_app())
+    await call(client, "filter", *CARDS)
+    # The explanation of an answer is recorded a moment after it.
+    while not next(iter(filtering.history)).evidence:
+        await asyncio.sleep(0.005)
+    return client
+
+
+@pytest.fixture
+async def ranking(filters: Client) -> World:
+    """Return the replica that answers prioritize a moment later."""
+    world = replica("ranks", OtherReplicas({FAR: filters}))
+    world.now += 0.1
+    return world
+
+
+@pytest.fixture
+async def ranks(ranking: World, aiohttp_client: MakeClient) -> Client:
+    client = await aiohttp_client(ranking.build_app())
+    await call(client, "prioritize", "idle", "half")
+    return client
+
+
+def assert_complete(answer: Any) -> None:
+    assert answer["decision"]["id"] == "ranks-1"
+    assert (answer["filter"]["id"], answer["filter"]["candidates"]) == ("filters-1", 3)
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "dead"]
+    dead = answer["nodes"][-1]
+    assert dead["lost_by"] == "refused: node(s) had too few working GPUs"
+    assert dead["devices"][0]["signals"]["health"]["source"] == "prometheus"
+    assert [(one["count"], one["nodes"]) for one in answer["rejected"]] == [(1, ["dead"])]
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (3, 0)
+    assert (answer["others"], answer["others_left"]) == ([], 0)
+
+
+async def test_ranking_replica_returns_nodes_refused_by_the_other(
+    ranks: Client,
+) -> None:
+    assert_complete(await get(ranks, "/v1/explain", pod="team/p"))
+    assert_complete(await get(ranks, "/v1/explain", id="ranks-1"))
+
+
+async def test_the_replica_that_filtered_returns_the_others_ranking(
+    ranks: Client, filters: Client, filtering: World
+) -> None:
+    far_of(filtering).clients = {THIRD: ranks}
+
+    assert_complete(await get(filters, "/v1/explain", pod="team/p"))
+
+
+async def test_a_third_replica_returns_both(
+    ranks: Client, filters: Client, aiohttp_client: MakeClient
+) -> None:
+    third = await aiohttp_client(
+        replica("third", OtherReplicas({FAR: filters, THIRD: ranks})).build_app(viewer=LearnsTeam())
+    )
+
+    assert_complete(await get(third, "/v1/explain", pod="team/p"))
+
+
+async def test_node_refused_by_the_other_replica_can_be_requested(ranks: Client) -> None:
+    requested = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["requested_node"]
+
+    assert (requested["kept"], requested["rejection"]) == (
+        "in-full",
+        "node(s) had too few working GPUs",
+    )
+
+
+async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
+    ranking: World, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(ranking.build_app())
+    await call(client, "prioritize", "idle")
+
+    answer = await get(client, "/v1/explain", pod="team/p", node="half")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "dead"]
+    assert [node["node"] for node in answer["others"]] == ["half"]
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (2, 1)
+    assert answer["requested_node"]["kept"] == "in-short"
+    assert "it passed, in place 2 of 2" in answer["requested_node"]["why"]
+
+    answer = await get(client, "/v1/explain", pod="team/p", limit="0")
+    assert (answer["others"], answer["others_left"]) == ([], 1)
+
+
+@pytest.mark.parametrize("seconds", [-2.0, 60.0], ids=["a later attempt", "one long ago"])
+async def test_filter_results_of_another_attempt_are_left_out(
+    ranking: World, aiohttp_client: MakeClient, seconds: float
+) -> None:
+    ranking.now += seconds
+    client = await aiohttp_client(ranking.build_app())
+    await call(client, "prioritize", "idle", "half")
+
+    answer = await get(client, "/v1/explain", id="ranks-1")
+
+    assert (answer["filter"], answer["rejected"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    "garbage", [None, b"[]", b'{"uid": "uid-p", "pod": "team/p", "decision": {"at": "x"}}']
+)
+async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
+    aiohttp_client: MakeClient, garbage: bytes | None
+) -> None:
+    world = replica("ranks", OtherReplicas({FAR: None}, garbage=garbage))
+    client = await aiohttp_client(world.build_app())
+    await call(client, "prioritize", "idle", "half")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half"]
+    assert answer["filter"] is None
+
+
+async def test_explanation_stays_unchanged_if_it_cannot_be_joined(
+    aiohttp_client: MakeClient,
+) -> None:
+    reported = {"pod": "team/p", "uid": "uid-p", "nodes": 7, "others": [{}], "rejected": []}
+    at = "2023-11-14T22:13:20+00:00"
+    decision = {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}
+    garbage = json.dumps(reported | {"decision": decision}).encode()
+    world = replica("ranks", OtherReplicas({FAR: None}, garbage=garbage))
+    client = await aiohttp_client(world.build_app())
+    await call(client, "prioritize", "idle", "half")
+
+    answer = await get(client, "/v1/explain", id="ranks-1")
+
+    assert answer["filter"] is None
+
+
+async def test_invalid_time_is_refused(ranks: Client) -> None:
+    error = (await get(ranks, "/v1/peers/explain", 400, pod="p", attempt="soon"))["error"]
+
+    assert error == "attempt='soon' must be seconds since the epoch"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from extender.core.decision.verdicts import NodeVerdict, VerdictEvidence, explain
 from extender.insight import decisions
 from extender.insight.decisions import FORM, DecisionRoutes
-from extender.insight.explain_node import Wish
-from extender.insight.explain_views import Ranking, full_nodes
+from extender.insight.explain_views import Ranking, Wish, full_nodes
+from extender.insight.holders import MOST_KEPT, Shared
 from extender.insight.views import (
     PIECE_VERDICTS,
     Json,
@@ -39,6 +39,16 @@ CARDS = {
     f"node-{at:03d}": [Gpu(busy=(at * 7 + card) % 30 / 100) for card in range(1 + at % 3)]
     for at in range(NODES)
 } | {"busy": [BUSY]}
+
+texts = st.text(max_size=5)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+long_lists = st.builds(
+    lambda item, more: [item] * (PIECE_ITEMS + more), json_values, st.integers(0, 2 * PIECE_ITEMS)
+)
 
 
 def replica(name: str, far: OtherReplicas | None = None, **rest: object) -> World:
@@ -211,17 +221,6 @@ async def test_every_node_is_in_the_answer_of_any_replica(
         assert reported["others_left"] + len(others) == 1
 
 
-texts = st.text(max_size=5)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=5,
-)
-long_lists = st.builds(
-    lambda item, more: [item] * (PIECE_ITEMS + more), json_values, st.integers(0, 2 * PIECE_ITEMS)
-)
-
-
 @given(st.dictionaries(texts, json_values | long_lists, max_size=4))
 def test_document_in_pieces_equals_the_whole(
     document: dict[str, object],
@@ -292,3 +291,74 @@ async def test_others_run_while_a_long_document_is_written(
 
     assert len((await get(client, "/items"))["items"]) == 100 * PIECE_ITEMS
     assert turns >= 100
+
+
+class Maker:
+    """Work that counts its runs; its clock only moves when a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.made = 0
+        self.at_once = 0
+        self.shared = Shared[int](lambda: self.now, 5.0)
+
+    async def make(self) -> int:
+        self.at_once += 1
+        assert self.at_once == 1
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        self.made += 1
+        return self.made
+
+
+@pytest.fixture
+def maker() -> Maker:
+    return Maker()
+
+
+async def test_concurrent_and_soon_following_callers_share_the_result(maker: Maker) -> None:
+    async with asyncio.TaskGroup() as group:
+        askers = [group.create_task(maker.shared.get("a", maker.make)) for _ in range(10)]
+    maker.now += 4.9
+
+    assert {requester.result() for requester in askers} == {1}
+    assert await maker.shared.get("a", maker.make) == 1
+
+
+async def test_an_old_result_or_another_key_is_computed_again(maker: Maker) -> None:
+    assert await maker.shared.get("a", maker.make) == 1
+    assert await maker.shared.get("b", maker.make) == 2
+    maker.now += 5
+    assert await maker.shared.get("a", maker.make) == 3
+    maker.now -= 60  # a clock that was set back gives no age
+    assert await maker.shared.get("a", maker.make) == 4
+    maker.shared.clear()
+    assert await maker.shared.get("a", maker.make) == 5
+
+
+async def test_few_results_are_kept(maker: Maker) -> None:
+    for key in range(MOST_KEPT + 1):
+        await maker.shared.get(key, maker.make)
+
+    assert await maker.shared.get(MOST_KEPT, maker.make) == MOST_KEPT + 1
+    assert await maker.shared.get(0, maker.make) == MOST_KEPT + 2
+
+
+async def test_an_unused_result_is_dropped() -> None:
+    maker = Maker()
+    maker.shared = Shared[int](lambda: maker.now, 0.01)
+    await maker.shared.get("a", maker.make)
+
+    async with asyncio.timeout(30):
+        while maker.shared._entries:  # no event signals it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_fault_stays_with_its_caller(maker: Maker) -> None:
+    async def fail() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await maker.shared.get("a", fail)
+
+    assert await maker.shared.get("a", maker.make) == 1

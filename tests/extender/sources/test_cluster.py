@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
-from extender.sources.kubernetes.cluster import _NODES
+from extender.sources.kubernetes.cluster import _NODES, PodFeed
 from extender.sources.kubernetes.objects import Pacer
 from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 from testkit.fake_kube import (
@@ -16,8 +17,8 @@ from testkit.fake_kube import (
     line,
     running_kube,
 )
-from testkit.kube_objects import node, pod
-from tests.extender.sources.watched_cluster import watched_cluster
+from testkit.kube_objects import node, pod, requesting
+from tests.extender.sources.watched_cluster import Sink, watched_cluster
 
 
 @pytest.fixture
@@ -260,3 +261,24 @@ async def test_a_burst_yields_the_loop_to_other_tasks(
     await client.close()
 
     assert len(set(feed.turns_at)) >= 25  # one iteration every 2 ms would make 50
+
+
+async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> None:
+    sink, pacer = Sink(), Pacer()
+    feed = PodFeed(
+        sink,
+        ResourceNames(("nvidia.com/gpu", "amd.com/gpu")),
+        early_seconds=60.0,
+        exporter_words=(),
+        held_by=lambda _namespace, _name: None,
+        clock=lambda: 0.0,
+    )
+    feed.listed_resources = ResourceNames(("nvidia.com/gpu",))
+
+    feed.begin_list()
+    feed.add_listed(requesting("waits", amd="1"))
+    feed.listed_resources = None
+    await feed.report_withheld(pacer)
+    await feed.end_list(pacer)
+
+    assert set(sink.pods) == {"waits"}

@@ -1,14 +1,16 @@
 """Units and validity of DCGM values."""
 
 import math
+import tracemalloc
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from extender.core.devices.readings import NVML_ONLY, Signal
+from extender.core.devices.readings import NVML_ONLY, DeviceKey, Signal
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.dcgm import (
     DEFAULT_METRICS,
@@ -18,6 +20,10 @@ from extender.sources.prometheus.dcgm import (
     build_table,
     convert,
 )
+from extender.sources.prometheus.dcgm_devices import DeviceTable, more_severe, xids_of
+from extender.sources.prometheus.node_identity import NodeIdentity
+from extender.sources.prometheus.promql import metric_query
+from extender.sources.prometheus.responses import Row, Rows
 
 ANY_SIGNAL = {
     MetricUnit.RATIO: Signal.GPU_UTILIZATION,
@@ -29,6 +35,12 @@ ANY_SIGNAL = {
     MetricUnit.CELSIUS: Signal.TEMPERATURE,
     MetricUnit.COUNT: Signal.ECC_DOUBLE_BIT_VOLATILE,
 }
+
+NODES, CARDS = 500, 8
+
+NODE_LABELS = ("Hostname",)
+
+NAN = float("nan")
 
 
 def converted(value: float, unit: MetricUnit, signal: Signal | None = None) -> float:
@@ -175,3 +187,127 @@ def test_a_setting_that_would_break_a_query_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         Prometheus.model_validate(values)
+
+
+def answer() -> Rows:
+    """Return all cards of all nodes, parsed from a new text."""
+    rows = [
+        {
+            "metric": {
+                "UUID": f"GPU-{node:08x}-0000-0000-0000-{card:012x}",
+                "Hostname": f"node-{node}",
+                "gpu": str(card),
+                "modelName": "NVIDIA H100 80GB HBM3",
+            },
+            "value": [1_700_000_000.0, str(1_699_999_990 + card)],
+        }
+        for node in range(NODES)
+        for card in range(CARDS)
+    ]
+    return Rows(orjson.dumps(rows))
+
+
+def nodes(*, without: int | None = None) -> NodeIdentity:
+    return NodeIdentity(names=frozenset(f"node-{it}" for it in range(NODES) if it != without))
+
+
+def test_removing_a_node_keeps_the_devices_of_others() -> None:
+    table = DeviceTable()
+    table.read_devices(answer(), nodes(), NODE_LABELS)
+    before = {id(row): row.node for row in table._rows.values()}
+
+    changes = table.read_devices(answer(), nodes(without=3), NODE_LABELS)
+
+    assert list(changes.removed) == [3 * CARDS + card for card in range(CARDS)]
+    assert not changes.added
+    after = {id(row): row.node for row in table._rows.values()}
+    assert after == {at: node for at, node in before.items() if node != "node-3"}
+    assert len(changes.scraped) == (NODES - 1) * CARDS
+
+
+def test_an_invalid_index_costs_neither_its_device_nor_others() -> None:
+    labels = {"UUID": "GPU-1", "Hostname": "node-1"}
+    sample = [1_700_000_000.0, "1699999990"]
+    indexes = ("9" * 5000, "\u00b2", "7")
+    rows = [
+        {"metric": labels | {"UUID": f"GPU-{at}", "gpu": index}, "value": sample}
+        for at, index in enumerate(indexes)
+    ]
+    table = DeviceTable()
+
+    table.read_devices(Rows(orjson.dumps(rows)), nodes(), NODE_LABELS)
+
+    assert [row.card_index for row in table._rows.values()] == [None, None, 7]
+
+
+def test_reading_an_answer_again_needs_little_memory() -> None:
+    table, again = DeviceTable(), answer()
+    table.read_devices(answer(), nodes(), NODE_LABELS)
+    rows = len(again)  # the first fields of each row are cached now
+
+    tracemalloc.start()
+    try:
+        table.read_devices(again, nodes(without=3), NODE_LABELS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    # New objects among the parsed ones would keep the memory of the whole answer alive.
+    assert peak_bytes / rows < 400
+
+
+def row(uuid: str, **labels: str) -> Row:
+    return {"metric": {"UUID": uuid, **labels}, "value": (1.0, "1")}
+
+
+def metric(name: str) -> Metric:
+    return next(one for one in DEFAULT_METRICS if one.name == name)
+
+
+def test_the_most_severe_recent_xid_counts() -> None:
+    rows = [row("GPU-1", xid="79"), row("GPU-1", xid="31"), row("GPU-2", xid="13")]
+
+    assert dict(xids_of(rows)) == {
+        DeviceKey(("GPU-1", "")): 79.0,
+        DeviceKey(("GPU-2", "")): 13.0,
+    }
+
+
+def test_a_changed_recovery_action_does_not_hide_its_cause() -> None:
+    rows = [row("GPU-1", xid="154"), row("GPU-1", xid="95")]
+
+    assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 95.0}
+
+
+@pytest.mark.parametrize(
+    "label", ["", "none", "-1", "1001", "7.5", "\u00b2", "9" * 5000], ids=range(7)
+)
+def test_an_invalid_xid_is_ignored(label: str) -> None:
+    assert dict(xids_of([row("GPU-1", xid=label)])) == {}
+
+
+def test_a_series_without_the_xid_label_has_no_xid() -> None:
+    assert dict(xids_of([row("GPU-1")])) == {}
+
+
+def test_the_last_xid_does_not_hide_a_more_severe_one() -> None:
+    last = np.array([31.0, 154.0, NAN, NAN, 0.0])
+    lately = np.array([79.0, 31.0, 48.0, NAN, 63.0])
+
+    np.testing.assert_array_equal(more_severe(last, lately), [79.0, 154.0, 48.0, NAN, 63.0])
+
+
+def test_xids_are_queried_by_label() -> None:
+    assert metric_query(metric("DCGM_EXP_XID_ERRORS_COUNT"), "") == (
+        "max by (UUID, uuid, GPU_I_ID, xid) (DCGM_EXP_XID_ERRORS_COUNT{} > 0)"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL"],
+)
+def test_the_growth_of_counters_is_queried(name: str) -> None:
+    assert metric_query(metric(name), 'a="b"') == (
+        f'max by (UUID, uuid, GPU_I_ID) (rate({name}{{a="b"}}[300s]) > 0)'
+    )

@@ -2,7 +2,10 @@
 
 import asyncio
 import io
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +13,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import DeviceKey, Readings, Signal
+from extender.settings.sources import Prometheus
 from extender.sources.prometheus import protocol
 from extender.sources.prometheus.collector import Round
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable, changed_tenants
+from extender.sources.prometheus.process import _serialize_settings
 from extender.sources.prometheus.protocol import Frame
 from extender.sources.prometheus.source import ReadingsBuilder
-from extender.sources.prometheus.worker import _ITEMS_PER_FRAME, round_frames
+from extender.sources.prometheus.worker import _ITEMS_PER_FRAME, _read_settings, round_frames
 from testkit.collecting import vector_of
 
 drivers = st.sampled_from(["580", "590"])
 fleets = st.dictionaries(st.integers(0, 8), st.tuples(drivers, st.booleans()))
+
+FULL = Prometheus.model_validate(
+    {
+        "url": "http://prometheus:9090",
+        "bearer_token_file": "/run/token",
+        "ca_file": "/run/ca.crt",
+        "headers": {"X-Scope-OrgID": "a"},
+        "metrics": {
+            "my_util": {"signal": "gpu_utilization_ratio", "unit": "percent"},
+            "DCGM_FI_DEV_GPU_UTIL": None,
+        },
+    }
+)
 
 
 def through_a_pipe(frame: Frame) -> Frame:
@@ -130,3 +148,26 @@ def test_a_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
 def test_a_header_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(ValueError, match="not a JSON object but list"):
         protocol.decode_header(b"[]")
+
+
+def test_settings_arrive_unchanged() -> None:
+    arrived = _read_settings(_serialize_settings(FULL))
+
+    for name in Prometheus.model_fields.keys() - {"metrics", "node_labels"}:
+        assert getattr(arrived, name) == getattr(FULL, name), name
+    assert tuple(arrived.node_labels) == FULL.node_labels
+    assert isinstance(arrived.bearer_token_file, Path)
+    row = arrived.metrics["my_util"]
+    assert row is not None
+    assert (row.signal, row.unit) == ("gpu_utilization_ratio", "percent")
+    assert arrived.metrics["DCGM_FI_DEV_GPU_UTIL"] is None
+
+
+def test_the_worker_does_not_import_large_libraries() -> None:
+    code = (
+        "import sys, extender.sources.prometheus.worker as worker;"
+        "print(*{'pydantic', 'aiohttp', 'kubernetes_asyncio', 'pandas'} & sys.modules.keys())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == ""

@@ -7,8 +7,7 @@ import pytest
 from extender.api.page import fleet_feed
 from extender.api.page.fleet_feed import HELD, LOOKS, FleetFeed, looked_at, rows_since
 from extender.core.steps import finish
-from extender.insight.last_hour import LastHour
-from extender.insight.short_memory import STEPS, ShortMemory
+from extender.insight.last_hour import STEPS, LastHour, ShortMemory
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE
 from testkit.page.small_world import CARDS, ZONE, small_world

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from extender.core.policy import Policy, Strategy, Weights
-from extender.insight.decision_log.columns import RecordError
+from extender.insight.decision_log.lines import RecordError
 from extender.insight.decision_log.reader import LoggedBinding
 from testkit.builders import GPU, gpu, node, request, snapshot_of
 from testkit.decision_logs import (
