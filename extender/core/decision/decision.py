@@ -21,7 +21,7 @@ from extender.core.decision.evaluation import (
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.group_fit import GroupFit, GroupNeed, fit_group, too_few
 from extender.core.decision.landing import Band
-from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
+from extender.core.decision.scoring import GPU, PLACES, UNITS, is_roomy, unknown_score
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import NO_PRICE, Batch, Flags, Pool, Ratios, Rows, Snapshot
 from extender.core.policy import Policy, PriceMode
@@ -238,7 +238,8 @@ def decide(
     if targets:
         codes = _refuse_others(candidates, codes, targets, target_policy)
     elif policy.prices.mode is PriceMode.STRICT and not request.names_models:
-        codes = _refuse_dearer(codes, tally.prices)
+        roomy = is_roomy(tally.scores) if request.expected_bytes else None
+        codes = _refuse_dearer(codes, tally.prices, roomy)
     fit = group if isinstance(group, GroupFit) else None
     fit = fit if grouping is None else grouping.judge(codes)
     codes, scores = _weigh_group(fit, codes, tally.scores)
@@ -376,12 +377,19 @@ def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
     return np.where(refused, np.uint8(Code.BUSY), codes)
 
 
-def _refuse_dearer(codes: Codes, prices: Rows) -> Codes:
-    """Refuse nodes that cost more than another that passes; nodes without a price pass."""
+def _refuse_dearer(codes: Codes, prices: Rows, roomy: Flags | None) -> Codes:
+    """Refuse nodes that cost more than another that passes; nodes without a price pass.
+
+    Args:
+        codes: verdict on each node.
+        prices: price of each node.
+        roomy: whether a node has the memory that the pod will likely use; None if unknown.
+    """
     known = (codes == Code.PASSES) & (prices != NO_PRICE)
     if not known.any():
         return codes
-    is_dearer = known & (prices > prices[known].min())
+    suitable = known if roomy is None or not (known & roomy).any() else known & roomy
+    is_dearer = known & (prices > prices[suitable].min())
     return np.where(is_dearer, np.uint8(Code.DEARER), codes)
 
 

@@ -90,6 +90,9 @@ _DECIMALS: Final = 12
 """Means are rounded to this many decimals, so that the order of additions cannot separate equal
 nodes."""
 
+_ABOUT: Final = 1e-6
+"""Rounding error of a score, in steps of certainty."""
+
 KINDS: Final = {strategy: kind for kind, strategy in enumerate(Strategy)}
 """Number of each strategy, for columns."""
 
@@ -148,6 +151,13 @@ def unknown_score(model: int) -> float:
     """
     digits = (Band.UNKNOWN * (PLACES + 1) + model) * (STEPS + 1) + STEPS
     return (digits * (STEPS + 1) + STEPS // 2) * FIT / UNITS
+
+
+def is_roomy(scores: Ratios) -> Flags:
+    """Return whether all landing devices of a node have the memory that the pod will likely use."""
+    steps = np.floor(scores * UNITS / FIT + _ABOUT).astype(np.intp) // (STEPS + 1)
+    is_full: Flags = steps % (STEPS + 1) == STEPS
+    return is_full
 
 
 def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Policy, PriceMode, Prices, Strategy
 from extender.core.prices import _SPOT_LABELS, PriceList
-from testkit.builders import request
+from testkit.builders import GIB, request
 from testkit.world import BUSY, World
 
 LIST = {"H100": 2.5, "A100": 1.0, "A100 80GB": 1.4, "label/pool=old": 0.3, "node/gift": 0.0}
@@ -91,6 +92,17 @@ def test_with_strict_prices_only_the_cheapest_suitable_node_passes() -> None:
     assert ranked(world) == ["cheap", "odd"]  # the price of the last one is unknown
     decision = world.rank(request(), ["dear"])
     assert [decision.candidates[at] for at in decision.order] == ["dear"]
+
+
+def test_strict_prices_force_no_pod_onto_a_card_that_is_too_small_for_similar_pods() -> None:
+    world = priced(PriceMode.STRICT)
+    for index in range(2):
+        world.card("cheap", index).values[Signal.MEMORY_FREE] = 16 * GIB
+    world.read_after(30)
+
+    assert ranked(world, expected_bytes=int(40 * GIB)) == ["dear", "odd", "cheap"]
+    assert ranked(world, expected_bytes=int(15 * GIB)) == ["cheap", "odd"]
+    assert ranked(world, expected_bytes=int(90 * GIB)) == ["odd", "cheap"]
 
 
 @pytest.mark.parametrize("mode", [PriceMode.PREFER, PriceMode.STRICT])
