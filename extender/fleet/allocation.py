@@ -25,7 +25,6 @@ from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
 from extender.core.prices import price_milli
 from extender.core.steps import Steps
-from extender.fleet.clocks import PodClocks
 from extender.fleet.departures import Departures, UnattributedEnds, count_unreported
 from extender.fleet.device_holders import (
     DeviceUse,
@@ -37,9 +36,8 @@ from extender.fleet.device_holders import (
     has_unsettled_pods,
     may_hold,
 )
-from extender.fleet.models import ModelNumbers
-from extender.fleet.pods import PodMemory, Share, SimilarPods
-from extender.fleet.share_evidence import OfferChanges, ShareEvidence
+from extender.fleet.offers import ModelNumbers, OfferChanges, ShareEvidence
+from extender.fleet.pods import PodClocks, PodMemory, Share, SimilarPods
 from extender.fleet.store import DeviceStore
 
 _MAX_DEVICES = 256

@@ -26,15 +26,14 @@ from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest, required_models
 from extender.core.steps import Steps, finish
 from extender.fleet.allocation import AllocationChange, NodeAllocations
-from extender.fleet.clocks import PodClocks
 from extender.fleet.failures import FailureLog
 from extender.fleet.groups import PodGroups
 from extender.fleet.impossible_requests import aim, rows_by_index
 from extender.fleet.intake import SourceState
-from extender.fleet.pods import KnownPods, Share
+from extender.fleet.pods import KnownPods, PodClocks, Share
+from extender.fleet.pools import StagedPolicy, is_allocated_by
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
-from extender.fleet.staged_policy import StagedPolicy, is_allocated_by
 from extender.fleet.store import DeviceStore
 from extender.runtime.topic import Topic
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from extender.fleet.clocks import _AGREE_SECONDS, PodClocks
+from extender.fleet.pods import _AGREE_SECONDS, PodClocks
 from testkit.builders import NOW, ranking, request
 from testkit.world import BUSY, World, time_sliced
 
