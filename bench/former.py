@@ -13,7 +13,7 @@ import numpy as np
 from extender.core.decision.assessment import Assessment, assess
 from extender.core.decision.evaluation import Evaluation, EvaluationInputs, estimates
 from extender.core.decision.filtering import Code, reject
-from extender.core.decision.scoring import calm, health, mean
+from extender.core.decision.scoring import _calm, health, mean
 from extender.core.nodes.snapshot import (
     Batch,
     Flags,
@@ -66,7 +66,7 @@ def _scores(batch: Batch, assessment: Assessment, chances: Ratios, is_clean: Fla
     hopes = chances.sum(axis=1)
     share = landing.needed / np.maximum(landing.size, 1)
     steps = np.where(batch.is_shared, hopes * share, np.maximum(hopes - landing.taken, 0.0))
-    quiet = calm(batch, assessment, POLICY.weights) * BELOW_ONE
+    quiet = _calm(batch, assessment, POLICY.weights) * BELOW_ONE
     place = (np.clip(steps, 0, STEPS) + quiet) / (STEPS + 1)
     order = CHANCE * assessment.chance + (1 - CHANCE) * place
     wanted = np.clip(landing.needed + landing.taken, 1, np.maximum(landing.size, 1))

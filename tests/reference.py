@@ -31,7 +31,7 @@ from extender.cli.doctor.findings import Check
 from extender.core.policy import Health, HealthSign
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
-from extender.settings.reload import LIVE, LIVE_PARTS
+from extender.settings.reload import _LIVE, _LIVE_PARTS
 from extender.settings.section import Section
 from extender.settings.spec import render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
@@ -222,10 +222,10 @@ def render_restart() -> str:
     for name, field in Settings.model_fields.items():
         kind = field.annotation
         section = kind if isinstance(kind, type) and issubclass(kind, Section) else None
-        if name in LIVE:
+        if name in _LIVE:
             continue
-        if section is not None and name in LIVE_PARTS:
-            parts = [part for part in section.model_fields if part not in LIVE_PARTS[name]]
+        if section is not None and name in _LIVE_PARTS:
+            parts = [part for part in section.model_fields if part not in _LIVE_PARTS[name]]
             names += [f"{name}.{part}" for part in parts]
         else:
             names.append(name if section is None else f"{name}.*")

@@ -20,12 +20,9 @@ from extender.core.decision.health import (
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
 from extender.core.devices.readings import Column, Signal
 from extender.core.policy import (
-    SEVERITY,
     Health,
     HealthAction,
     Thresholds,
-    is_of_recovery,
-    xid_action,
 )
 
 _EXCLUDED: Final = "excluded"
@@ -114,9 +111,9 @@ def most_severe_xid(
 
     def severity(event: tuple[float, int]) -> tuple[bool, int, bool, float]:
         at, xid = event
-        is_cause = not is_of_recovery(health, xid)
+        is_cause = not health.only_repeats_recovery(xid)
         counts = is_cause or not reads_recovery
-        return counts, SEVERITY[xid_action(health, xid)], is_cause, at
+        return counts, health.xid_action(xid).severity, is_cause, at
 
     return max(recent, key=severity)
 

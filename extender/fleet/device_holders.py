@@ -48,7 +48,7 @@ class _NodeDeviceHolders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldersChange:
+class _HoldersChange:
     """Difference between two mappings of all nodes.
 
     Attributes:
@@ -90,7 +90,7 @@ class HolderSources:
             return _NodeDeviceHolders(is_known=True, at=own.at, pods=own.pods, uids=own.uids)
         return _NodeDeviceHolders(is_known=self._is_known, at=self._at, pods=self._complete)
 
-    def replace(self, readings: Readings, max_age_seconds: float) -> HoldersChange | None:
+    def replace(self, readings: Readings, max_age_seconds: float) -> _HoldersChange | None:
         """Apply the holders of all nodes from an answer.
 
         Args:
@@ -109,7 +109,7 @@ class HolderSources:
         was_known, self._is_known = self._is_known, mapping is not None
         self._complete, self._at = after, at
         is_incremental = changed is not None and changed.since is before
-        return HoldersChange(
+        return _HoldersChange(
             is_availability_changed=was_known is not self._is_known,
             before=before,
             after=after,

@@ -31,7 +31,7 @@ def request_problems(
         store: the devices.
         policy: the settings of the decision.
     """
-    yield from target_problems(request, snapshot, store)
+    yield from _target_problems(request, snapshot, store)
     pool = snapshot.pools.get(request.resource)
     if pool is None or not request.memory_bytes:
         return
@@ -113,7 +113,7 @@ def is_bad(slot: int, row: PoolRow, telemetry: Telemetry) -> bool:
     return bool(telemetry.is_excluded[slot] or (telemetry.is_foreign[slot] and not row.is_shared))
 
 
-def target_problems(
+def _target_problems(
     request: GpuRequest, snapshot: Snapshot, store: DeviceStore
 ) -> Iterator[AnnotationProblem]:
     """Yield a problem for each target whose node does not exist or has no such GPU.

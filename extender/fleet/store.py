@@ -17,7 +17,7 @@ from extender.core.devices.readings import (
     Signal,
 )
 from extender.core.nodes.snapshot import Flags, Rows, nan_to_zero
-from extender.core.policy import HealthAction, Policy, xid_action
+from extender.core.policy import HealthAction, Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns, ReportedValues, reported_values_of
 from extender.fleet.device_holders import WHOLE_DEVICE, DeviceUse
@@ -213,7 +213,7 @@ class DeviceStore:
         near = rows[apart <= self._policy.freshness.max_age_seconds]  # NaN is never near
         xids = (self.value(Signal.XID, row) for row in near.tolist())
         health = self._policy.health
-        return any(xid and xid_action(health, int(xid)) is not HealthAction.IGNORE for xid in xids)
+        return any(xid and health.xid_action(int(xid)) is not HealthAction.IGNORE for xid in xids)
 
     def reported(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
         """Return source and time of the newest of some signals of a device.

@@ -17,17 +17,14 @@ from extender.answers.decisions import RankedVerdict, VerdictAnswer
 from extender.answers.pods import NodeReport, Other, ReasonNodes, StoredAnswer
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import RELATIVE_CODES, Code
-from extender.core.decision.score_parts import (
+from extender.core.decision.ranking_reasons import BETWEEN
+from extender.core.decision.scoring import (
     BAND,
-    BETWEEN,
     CERTAINTY,
-    COSTS_FAILURES,
-    COSTS_HEALTH,
     EARLY_FAILURES,
     ILL_HEALTH,
     MODEL,
     NEAR_GROUP,
-    PREFERRED,
     ScorePart,
 )
 from extender.core.decision.verdicts import NodeScore, NodeVerdict
@@ -186,7 +183,7 @@ def _behind(first: NodeScore, other: NodeScore, mine: ScorePart) -> str:
     """Return the clause of a node's reason that states its deficit."""
     clauses = other.reason.split(BETWEEN)
     if mine.name == MODEL:
-        return next((one for one in clauses if PREFERRED in one), clauses[0])
+        return next((one for one in clauses if MODEL in one), clauses[0])
     if mine.name == BAND:
         return clauses[0]
     if mine.name == NEAR_GROUP:
@@ -195,7 +192,7 @@ def _behind(first: NodeScore, other: NodeScore, mine: ScorePart) -> str:
     if mine.name == CERTAINTY:
         pairs = zip(first.factors, other.factors, strict=True)
         worst = max(pairs, key=lambda pair: pair[0].keeps - pair[1].keeps)[1].name
-        starts = {ILL_HEALTH: COSTS_HEALTH, EARLY_FAILURES: COSTS_FAILURES}.get(worst, "")
+        starts = worst if worst in {ILL_HEALTH, EARLY_FAILURES} else ""
         return next(one for one in clauses if one.startswith(starts))
     same = clauses[-1] == first.reason.split(BETWEEN)[-1]
     return _MORE_LOAD if same else clauses[-1]

@@ -18,8 +18,9 @@ from extender.core.decision.evaluation import (
     serves_host,
 )
 from extender.core.decision.filtering import Code
-from extender.core.decision.group_fit import Nearness, too_few
+from extender.core.decision.group_fit import too_few
 from extender.core.decision.landing import batch_after
+from extender.core.decision.scoring import Nearness
 from extender.core.decision.verdicts import NodeVerdict, gather
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.snapshot import NO_PRICE, Snapshot

@@ -28,7 +28,7 @@ from extender.settings.spec import (
     list_settings,
 )
 
-Values = dict[str, object]
+_Values = dict[str, object]
 """Values by name; the value of a section is another such dictionary."""
 
 _AGENTS_OWN: Final = "AGENT_"
@@ -43,7 +43,7 @@ _SAME_NAME_RATIO: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class _Layer:
     """Settings from one source, before validation.
 
     Attributes:
@@ -53,7 +53,7 @@ class Layer:
         warnings: messages about removed settings.
     """
 
-    values: Values = field(default_factory=dict)
+    values: _Values = field(default_factory=dict)
     variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -78,12 +78,12 @@ class _Loader(BoundedLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read_file(path: Path) -> Layer:
+def _read_file(path: Path) -> _Layer:
     """Read and parse the settings file."""
     try:
-        return parse_file(path, path.read_bytes())
+        return _parse_file(path, path.read_bytes())
     except OSError as error:
-        return Layer(problems=(describe_unreadable(path, error),))
+        return _Layer(problems=(describe_unreadable(path, error),))
 
 
 def describe_unreadable(path: Path, error: OSError) -> str:
@@ -91,29 +91,29 @@ def describe_unreadable(path: Path, error: OSError) -> str:
     return f"{path}: cannot be read: {error.strerror or error}"
 
 
-def parse_file(path: Path, content: bytes) -> Layer:
+def _parse_file(path: Path, content: bytes) -> _Layer:
     """Parse the settings file; an empty file sets nothing."""
     try:
         text = content.decode("utf-8-sig")
         document = decode_with(_load, text)
     except UnicodeDecodeError as error:
-        return Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
+        return _Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
     except MalformedError as error:
-        return Layer(problems=(f"{path}: {_reason(error)}",))
+        return _Layer(problems=(f"{path}: {_reason(error)}",))
     if document is None:
-        return Layer()
+        return _Layer()
     if not isinstance(document, dict):
         kind = type(document).__name__
-        return Layer(problems=(f"{path}: must map names to settings, is a {kind}",))
-    return Layer(values={str(name): value for name, value in document.items()})
+        return _Layer(problems=(f"{path}: must map names to settings, is a {kind}",))
+    return _Layer(values={str(name): value for name, value in document.items()})
 
 
-def read_environment(
+def _read_environment(
     environ: Mapping[str, str],
     settings: Mapping[tuple[str, ...], Setting],
     prefix: str = ENVIRONMENT_PREFIX,
     removed: Mapping[tuple[str, ...], str] = REMOVED,
-) -> Layer:
+) -> _Layer:
     """Parse the environment variables that name a setting; an empty variable sets nothing.
 
     A variable's name is `IDLEGPU_` and the setting's dotted name in capitals, with `_` or `__` for
@@ -127,7 +127,7 @@ def read_environment(
     """
     by_variable = {setting.variable: setting for setting in settings.values()}
     gone = {prefix + "_".join(path).upper(): path for path in removed}
-    values: Values = {}
+    values: _Values = {}
     variables: dict[tuple[str, ...], str] = {}
     problems: list[str] = []
     warnings: list[str] = []
@@ -151,7 +151,7 @@ def read_environment(
                 _put(values, setting.path, _parse(text.strip(), setting))
             except ValueError as error:
                 problems.append(f"{variable}: {error}")
-    return Layer(
+    return _Layer(
         values=values,
         variables=variables,
         problems=tuple(problems),
@@ -159,9 +159,9 @@ def read_environment(
     )
 
 
-def accept_removed(
-    file: Layer, path: Path | None, removed: Mapping[tuple[str, ...], str] = REMOVED
-) -> Layer:
+def _accept_removed(
+    file: _Layer, path: Path | None, removed: Mapping[tuple[str, ...], str] = REMOVED
+) -> _Layer:
     """Drop removed settings from a file's values, and move renamed ones to their new names.
 
     Args:
@@ -174,26 +174,26 @@ def accept_removed(
         value = _value_at(values, old_path)
         if value is _NOT_SET:
             continue
-        values = without(values, {old_path: name})
+        values = _without(values, {old_path: name})
         warnings.append(describe_removed(old_path, f"{path}: {name}"))
         moved_to = new_path(old_path)
         if moved_to is not None and _value_at(values, moved_to) is _NOT_SET:
-            values = merge(values, _nested(moved_to, value))
+            values = _merge(values, _nested(moved_to, value))
     return replace(file, values=values, warnings=tuple(warnings))
 
 
-def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
+def _without(values: _Values, paths: Mapping[tuple[str, ...], str]) -> _Values:
     """Drop the settings at `paths` from `values`, so that a map variable replaces a file's map."""
-    kept: Values = {}
+    kept: _Values = {}
     for name, value in values.items():
         if (name,) in paths:
             continue
         deeper = {path[1:]: origin for path, origin in paths.items() if path[0] == name}
-        kept[name] = without(value, deeper) if deeper and isinstance(value, dict) else value
+        kept[name] = _without(value, deeper) if deeper and isinstance(value, dict) else value
     return kept
 
 
-def merge(under: Values, over: Values) -> Values:
+def _merge(under: _Values, over: _Values) -> _Values:
     """Merge two sources of values, section by section.
 
     Args:
@@ -201,14 +201,14 @@ def merge(under: Values, over: Values) -> Values:
         over: values that override.
 
     Example:
-        >>> merge({"log": {"level": "info", "format": "text"}}, {"log": {"level": "debug"}})
+        >>> _merge({"log": {"level": "info", "format": "text"}}, {"log": {"level": "debug"}})
         {'log': {'level': 'debug', 'format': 'text'}}
     """
     merged = dict(under)
     for name, value in over.items():
         below = merged.get(name)
         if isinstance(below, dict) and isinstance(value, dict):
-            merged[name] = merge(below, value)
+            merged[name] = _merge(below, value)
         else:
             merged[name] = value
     return merged
@@ -268,14 +268,14 @@ def _value_at(values: object, path: tuple[str, ...]) -> object:
     return values
 
 
-def _nested(path: tuple[str, ...], value: object) -> Values:
+def _nested(path: tuple[str, ...], value: object) -> _Values:
     """Return nested dictionaries that hold one value at a path."""
-    values: Values = {}
+    values: _Values = {}
     _put(values, path, value)
     return values
 
 
-def _put(values: Values, path: tuple[str, ...], value: object) -> None:
+def _put(values: _Values, path: tuple[str, ...], value: object) -> None:
     """Store a value in the nested dictionaries at its path."""
     *sections, name = path
     for section in sections:
@@ -354,11 +354,11 @@ def load_model(
         ConfigError: a setting is invalid; the message lists every problem found.
     """
     settings = list_settings(model, prefix)
-    file = accept_removed(_read_layer(path, content), path, removed)
-    environment = read_environment(environ, settings, prefix, removed)
+    file = _accept_removed(_read_layer(path, content), path, removed)
+    environment = _read_environment(environ, settings, prefix, removed)
     problems = [*file.problems, *environment.problems]
     origin = Origin(file="" if path is None else str(path), variables=environment.variables)
-    values = merge(without(file.values, environment.variables), environment.values)
+    values = _merge(_without(file.values, environment.variables), environment.values)
     try:
         loaded = model.model_validate(values)
     except ValidationError as error:
@@ -372,7 +372,7 @@ def load_model(
     return Loaded(settings=loaded, warnings=(*file.warnings, *environment.warnings))
 
 
-def _read_layer(path: Path | None, content: bytes | None) -> Layer:
+def _read_layer(path: Path | None, content: bytes | None) -> _Layer:
     if path is None:
-        return Layer()
-    return read_file(path) if content is None else parse_file(path, content)
+        return _Layer()
+    return _read_file(path) if content is None else _parse_file(path, content)

@@ -16,7 +16,7 @@ from extender.settings.spec import Setting, SettingKind, format_value, is_secret
 _MAX_SHOWN: Final = 80
 """Longest value in a message, in characters."""
 
-HIDDEN: Final = "(hidden)"
+_HIDDEN: Final = "(hidden)"
 _QUOTES: Final = "'\""
 
 _RANGE_ERRORS: Final = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
@@ -38,16 +38,16 @@ class Origin:
     variables: Mapping[tuple[str, ...], str]
 
 
-def redact(text: str) -> str:
+def _redact(text: str) -> str:
     """Hide user, password and query of the URLs in a text.
 
     Example:
-        >>> redact("http://me:word@prometheus:9090/x?token=1")
+        >>> _redact("http://me:word@prometheus:9090/x?token=1")
         'http://(hidden)@prometheus:9090/x?(hidden)'
     """
     if "://" not in text:
         return text
-    return _QUERY.sub(HIDDEN, _CREDENTIALS.sub(f"{HIDDEN}@", text))
+    return _QUERY.sub(_HIDDEN, _CREDENTIALS.sub(f"{_HIDDEN}@", text))
 
 
 def describe(
@@ -101,7 +101,7 @@ def _problem(
     if kind == "missing":
         return "is missing"
     if kind == "value_error":
-        return redact(error["msg"].removeprefix("Value error, "))
+        return _redact(error["msg"].removeprefix("Value error, "))
     shown = _shown(error["input"], where)
     is_whole = setting is not None and where == setting.path
     if setting is not None and is_whole and kind in _RANGE_ERRORS:
@@ -118,12 +118,12 @@ def _problem(
 def _shown(value: object, where: tuple[str, ...]) -> str:
     """Format a value on one short line, without secrets."""
     if any(is_secret(part) for part in where):
-        return HIDDEN
+        return _HIDDEN
     if isinstance(value, Mapping):
         return f"a map of {len(value)}"  # nested values may contain secrets
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()  # as YAML writes it
-    text = redact(repr(value))
+    text = _redact(repr(value))
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
@@ -194,7 +194,7 @@ def show_value(values: BaseModel, setting: Setting) -> str:
     value = _value_at(values, setting.path)
     # A path or a number, such as the lifetime of a token, reveals no secret.
     is_hidden = is_secret(setting.name) and not isinstance(value, Path | float) and bool(value)
-    return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
+    return _HIDDEN if is_hidden else _redact(format_value(value, setting.kind))
 
 
 def _value_at(values: BaseModel, path: tuple[str, ...]) -> object:

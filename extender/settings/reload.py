@@ -22,7 +22,7 @@ from extender.settings.config import ConfigError, Settings, all_settings, load
 from extender.settings.loading import Loaded, describe_unreadable
 from extender.settings.problems import SettingChange, list_changes
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _SWAPPED: Final = "..data"
 """Symlink that the kubelet replaces when a ConfigMap changes."""
@@ -33,10 +33,10 @@ _STEP_MILLISECONDS: Final = 200
 _LONGEST_MILLISECONDS: Final = 2000
 """Longest wait for further changes."""
 
-SETTLE_SECONDS: Final = 0.2
+_SETTLE_SECONDS: Final = 0.2
 """Time for which the content must stay the same: a file may be half written."""
 
-LIVE: Final = frozenset(
+_LIVE: Final = frozenset(
     {
         "resources",
         "thresholds",
@@ -75,7 +75,7 @@ LIVE: Final = frozenset(
 """Settings and sections that apply without a restart. All others need one, because sockets and
 logins are created once."""
 
-LIVE_PARTS: Final = {
+_LIVE_PARTS: Final = {
     "agents": frozenset(
         {
             "audience",
@@ -90,7 +90,7 @@ LIVE_PARTS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class _Content:
     """Content of the settings file, or the reason why it cannot be read.
 
     Attributes:
@@ -116,16 +116,16 @@ class SettingsFile:
     environ: Mapping[str, str]
     poll_seconds: float = _POLL_SECONDS
 
-    def read(self) -> Content:
+    def read(self) -> _Content:
         """Read the file; blocks."""
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):  # reading a pipe may never end
-                return Content(problem=f"{self.path}: is no regular file")
-            return Content(data=self.path.read_bytes())
+                return _Content(problem=f"{self.path}: is no regular file")
+            return _Content(data=self.path.read_bytes())
         except OSError as error:
-            return Content(problem=describe_unreadable(self.path, error))
+            return _Content(problem=describe_unreadable(self.path, error))
 
-    def load(self, content: Content) -> Loaded[Settings]:
+    def load(self, content: _Content) -> Loaded[Settings]:
         """Build the settings from the file's content and the environment; blocks.
 
         Raises:
@@ -145,7 +145,7 @@ class SettingsFile:
             except (OSError, RuntimeError) as error:  # RuntimeError if inotify has no watches left
                 if str(error) != cause:
                     cause = str(error)
-                    logger.warning(
+                    _logger.warning(
                         "directory of the settings file cannot be watched, the file is only read "
                         "now and then",
                         extra={
@@ -234,7 +234,7 @@ class Reloader:
         self._metrics = metrics
         self._clock = clock
         self._settings = all_settings()
-        self._last: Content | None = None
+        self._last: _Content | None = None
         self._waiting: tuple[SettingChange, ...] = ()
         for outcome in ReloadOutcome:
             metrics.settings_reloads.labels(outcome)
@@ -250,12 +250,12 @@ class Reloader:
         """Apply the file if its content has changed since the last read."""
         content = await asyncio.to_thread(self._file.read)
         while content != self._last:
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(_SETTLE_SECONDS)
             before, content = content, await asyncio.to_thread(self._file.read)
             if content == before:
                 await self._take(content)
 
-    async def _take(self, content: Content) -> None:
+    async def _take(self, content: _Content) -> None:
         """Validate the content of the file, apply it, and record the outcome."""
         before, self._last = self._last, content
         try:
@@ -266,19 +266,19 @@ class Reloader:
             return
         except Exception:
             # Placing pods must continue. Some parts may have the new settings, others the old ones.
-            logger.exception("fault", extra={"verb": "reload"})
+            _logger.exception("fault", extra={"verb": "reload"})
             self._note(ReloadOutcome.FAULT, await self._go_back())
             return
         self._metrics.settings_loaded_at.set(self._clock())
         if before is None and not changes:
             return  # the first read finds the settings with which the extender was started
         self._note(outcome, "")
-        logger.info(
+        _logger.info(
             "settings reloaded" if changes else "settings file changed, no setting in force did",
             extra={"file": str(self._file.path), "changed": _shown(changes)},
         )
 
-    async def _load(self, content: Content, before: Content | None) -> Settings:
+    async def _load(self, content: _Content, before: _Content | None) -> Settings:
         """Build the settings from the file and the environment.
 
         Raises:
@@ -315,7 +315,7 @@ class Reloader:
         try:
             await self._adopt_again()
         except Exception:
-            logger.exception("fault", extra={"verb": "reload"})
+            _logger.exception("fault", extra={"verb": "reload"})
             return f"{fault}, and while those before them were put back: restart"
         return f"{fault}, those before them stay in force: see the log"
 
@@ -329,7 +329,7 @@ class Reloader:
         self._metrics.settings_restart_needed.set(len(waiting))
         before, self._waiting = self._waiting, waiting
         if waiting and waiting != before:
-            logger.warning(
+            _logger.warning(
                 "settings wait for a restart",
                 extra={"file": str(self._file.path), "waiting": _shown(waiting)},
             )
@@ -341,7 +341,7 @@ class Reloader:
             ReloadOutcome.REJECTED,
             f"bad settings file, the settings before it stay in force: {problems[0]}{more}",
         )
-        logger.warning(
+        _logger.warning(
             "settings file is bad, the settings before it stay in force",
             extra={"file": str(self._file.path), "problems": problems},
         )
@@ -355,15 +355,15 @@ class Reloader:
 def log_warnings(warnings: tuple[str, ...]) -> None:
     """Log the removed settings that are still set; log nothing if there are none."""
     if warnings:
-        logger.warning("removed settings are still set", extra={"settings": warnings})
+        _logger.warning("removed settings are still set", extra={"settings": warnings})
 
 
 def _as_far_as_live(in_force: Settings, wanted: Settings) -> Settings:
     """Return the wanted settings, with the values in force for those that need a restart."""
     kept: dict[str, object] = {
-        name: getattr(in_force, name) for name in Settings.model_fields if name not in LIVE
+        name: getattr(in_force, name) for name in Settings.model_fields if name not in _LIVE
     }
-    for section, names in LIVE_PARTS.items():
+    for section, names in _LIVE_PARTS.items():
         live = {name: getattr(getattr(wanted, section), name) for name in names}
         kept[section] = getattr(in_force, section).model_copy(update=live)
     return wanted.model_copy(update=kept)

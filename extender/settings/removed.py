@@ -6,10 +6,10 @@ from typing import Final
 
 from extender.core.policy import HealthSign
 
-Path = tuple[str, ...]
+_Path = tuple[str, ...]
 """Names of the sections of a setting, then its own name."""
 
-NOW: Final[Mapping[str, str]] = MappingProxyType(
+_NOW: Final[Mapping[str, str]] = MappingProxyType(
     {
         "window_seconds": "3600",
         "prometheus.round_timeout_seconds": "four times prometheus.timeout_seconds",
@@ -65,18 +65,18 @@ NOW: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The value that replaced each removed setting, by dotted name. The setting has no effect."""
 
-MOVED: Final[Mapping[str, str]] = MappingProxyType(
+_MOVED: Final[Mapping[str, str]] = MappingProxyType(
     {f"health.{sign}": f"health.actions.{sign}" for sign in HealthSign}
 )
 """New name of each renamed setting, by its old dotted name. The old name keeps its effect."""
 
-REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
-    {tuple(name.split(".")): name for name in (*NOW, *MOVED)}
+REMOVED: Final[Mapping[_Path, str]] = MappingProxyType(
+    {tuple(name.split(".")): name for name in (*_NOW, *_MOVED)}
 )
 """Dotted names of all removed and renamed settings, by path."""
 
 
-def removed_in(section: str) -> Mapping[Path, str]:
+def removed_in(section: str) -> Mapping[_Path, str]:
     """Return the removed and renamed settings of one section.
 
     Args:
@@ -85,17 +85,17 @@ def removed_in(section: str) -> Mapping[Path, str]:
     return {path: name for path, name in REMOVED.items() if path[0] == section}
 
 
-def new_path(path: Path) -> Path | None:
+def new_path(path: _Path) -> _Path | None:
     """Return the path of the setting that replaced a removed one, or None for a constant.
 
     Args:
         path: a path in `REMOVED`.
     """
-    moved = MOVED.get(REMOVED[path])
+    moved = _MOVED.get(REMOVED[path])
     return None if moved is None else tuple(moved.split("."))
 
 
-def describe_removed(path: Path, place: str) -> str:
+def describe_removed(path: _Path, place: str) -> str:
     """Return the warning for a removed setting that is still set.
 
     Args:
@@ -103,9 +103,9 @@ def describe_removed(path: Path, place: str) -> str:
         place: variable, or file and dotted name, that sets it.
     """
     name = REMOVED[path]
-    if name in MOVED:
-        return f"{place}: is {MOVED[name]} now: rename it, the next release rejects the old name"
+    if name in _MOVED:
+        return f"{place}: is {_MOVED[name]} now: rename it, the next release rejects the old name"
     return (
-        f"{place}: has no effect any more, the value is {NOW[name]}: delete it, the next release "
+        f"{place}: has no effect any more, the value is {_NOW[name]}: delete it, the next release "
         "rejects it"
     )

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extender.core.request.request import last_refusal
+from extender.core.request.request import _last_refusal
 from testkit.controlplane.client import ApiClient, ApiError
 from testkit.controlplane.fixtures import StartPrometheus, StartScheduler
 from testkit.controlplane.kubelets import ENDS_AFTER, FAILS
@@ -82,7 +82,7 @@ async def test_request_for_a_retried_pod_has_its_last_refusal(
 
         assert await cluster.wait_bound(large) == "roomy"
         request = json.loads(stub.bodies["filter"][-1])
-        assert last_refusal(request["Pod"]["status"]) == message
+        assert _last_refusal(request["Pod"]["status"]) == message
 
 
 async def test_a_killed_scheduler_continues_after_a_restart(

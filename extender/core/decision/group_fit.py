@@ -19,7 +19,7 @@ import numpy.typing as npt
 from extender.core.decision.device_sets import JOINED
 from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.filtering import Code, Codes
-from extender.core.decision.scoring import FIT, PRICE, SHARED
+from extender.core.decision.scoring import FIT, NOT_NEAR, PRICE, SHARED, Nearness
 from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Tenant
 from extender.core.policy import PriceMode
 
@@ -116,24 +116,6 @@ class _Domain:
     label: str
     name: str
     pods: int
-
-
-@dataclass(frozen=True, slots=True)
-class Nearness:
-    """Nearness of one node to a pod's group.
-
-    Attributes:
-        units: units of score for the nearness.
-        words: the nearness in words, "" if unknown.
-        most: units of the nearest candidate.
-    """
-
-    units: float = 0.0
-    words: str = ""
-    most: float = 0.0
-
-
-NOT_NEAR: Final = Nearness()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,19 +14,7 @@ import numpy as np
 
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry, nan_to_zero
-from extender.core.policy import (
-    EXCLUDE,
-    EXCLUDE_MULTI_GPU,
-    EXCLUDE_NODE,
-    IGNORE,
-    PENALTY,
-    SEVERITY,
-    WARN_CELSIUS,
-    Health,
-    HealthAction,
-    is_of_recovery,
-    xid_action,
-)
+from extender.core.policy import WARN_CELSIUS, Health, HealthAction
 
 _VALUE_BITS = 32
 _LARGEST_VALUE = (1 << _VALUE_BITS) - 1
@@ -339,22 +327,22 @@ class HealthColumns:
             values: value to encode with the sign, one for all devices or one per device.
             share: share of the penalty to apply, for a penalty action.
         """
-        if action is IGNORE or not which.any():
+        if action is HealthAction.IGNORE or not which.any():
             return
-        if action in {EXCLUDE, EXCLUDE_NODE}:
+        if action in {HealthAction.EXCLUDE, HealthAction.EXCLUDE_NODE}:
             self.is_excluded |= which
             self.is_excluded_multi |= which
-        if action is EXCLUDE_NODE:
+        if action is HealthAction.EXCLUDE_NODE:
             self.is_node_excluded |= which
-        if action is EXCLUDE_MULTI_GPU:
+        if action is HealthAction.EXCLUDE_MULTI_GPU:
             self.is_excluded_multi |= which
-        if action in {PENALTY, EXCLUDE_MULTI_GPU}:
+        if action in {HealthAction.PENALTY, HealthAction.EXCLUDE_MULTI_GPU}:
             weight = self._weight * share
             self.penalty = np.where(which, np.maximum(self.penalty, weight), self.penalty)
-        is_graver = which & (self._severity < SEVERITY[action])
+        is_graver = which & (self._severity < action.severity)
         at_these = values[is_graver] if isinstance(values, np.ndarray) else values
         self.cause[is_graver] = _encode(sign, at_these)
-        self._severity[is_graver] = SEVERITY[action]
+        self._severity[is_graver] = action.severity
 
     def exclude_siblings(self, node_row: Rows) -> None:
         """Exclude every device of a node if one of its devices excludes the node.
@@ -369,7 +357,7 @@ class HealthColumns:
         culprit_of = np.full(int(node_row.max()) + 1, -1, dtype=np.intp)
         culprit_of[nodes] = culprits[first]
         culprit = culprit_of[node_row]
-        self.apply(EXCLUDE, culprit >= 0, Sign.SIBLING, culprit.astype(np.float64))
+        self.apply(HealthAction.EXCLUDE, culprit >= 0, Sign.SIBLING, culprit.astype(np.float64))
 
 
 def judge(
@@ -400,7 +388,7 @@ def judge(
     for action, which, sign, values in _signs(column, health):
         verdict.apply(action, which, sign, values)
     lately = column(Signal.ROWS_REMAPPED_LATELY)
-    verdict.apply(PENALTY, lately > 0, Sign.ROWS_REMAPPED_LATELY, lately, _FEW_ROWS)
+    verdict.apply(HealthAction.PENALTY, lately > 0, Sign.ROWS_REMAPPED_LATELY, lately, _FEW_ROWS)
     agrees = (
         is_suspect
         | (column(Signal.ROW_REMAP_FAILURE) > 0)
@@ -409,9 +397,13 @@ def judge(
     )
     xids = column(Signal.XID)
     for xid in np.unique(xids[~np.isnan(xids)]):
-        action = xid_action(health, int(xid))
-        counts = xid_is_recent | agrees if SEVERITY[action] > SEVERITY[PENALTY] else xid_is_recent
-        if is_of_recovery(health, int(xid)):
+        action = health.xid_action(int(xid))
+        counts = (
+            xid_is_recent | agrees
+            if action.severity > HealthAction.PENALTY.severity
+            else xid_is_recent
+        )
+        if health.only_repeats_recovery(int(xid)):
             counts &= np.isnan(column(Signal.RECOVERY_ACTION))
         verdict.apply(action, counts & (xids == xid), Sign.XID, float(xid))
     return verdict
@@ -441,9 +433,14 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
         (health.row_remap_failure, remap_failed, Sign.ROW_REMAP_FAILURE, 0.0),
         (health.double_bit_error, double_bit > 0, Sign.DOUBLE_BIT_ERRORS, double_bit),
         (health.worn_memory, rows >= health.remapped_rows_limit, Sign.REMAPPED_ROWS, rows),
-        (PENALTY, lately >= health.remapped_rows_per_day, Sign.ROWS_REMAPPED_LATELY, lately),
+        (
+            HealthAction.PENALTY,
+            lately >= health.remapped_rows_per_day,
+            Sign.ROWS_REMAPPED_LATELY,
+            lately,
+        ),
         (health.worn_memory, pages >= health.retired_pages_limit, Sign.RETIRED_PAGES, pages),
-        (PENALTY, pages >= health.retired_pages_warn, Sign.RETIRED_PAGES, pages),
+        (HealthAction.PENALTY, pages >= health.retired_pages_warn, Sign.RETIRED_PAGES, pages),
         (health.fabric_manager_failed, is_failed, Sign.FABRIC_MANAGER, fabric),
         (health.fabric_manager_starting, is_starting, Sign.FABRIC_MANAGER, fabric),
         (health.recovery_reset, needs_reset, Sign.RECOVERY_ACTION, recovery),

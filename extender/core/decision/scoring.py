@@ -15,12 +15,14 @@ up to `device_sets.JOINED` higher on nodes that have them side by side. No digit
 the next, and nodes of different certainty stay apart, also after rounding for kube-scheduler.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from extender.core.decision.assessment import Assessment
-from extender.core.decision.device_sets import side_by_side
+from extender.core.decision.device_sets import JOINED, side_by_side
 from extender.core.decision.landing import (
     LEAST,
     STEPS,
@@ -50,9 +52,9 @@ GPU: Final = 4
 _MANY: Final = 16
 """Number of devices that count fully for the fit; each further one counts less."""
 
-MOST_FIT: Final = GPU * (_MANY + 4)
+_MOST_FIT: Final = GPU * (_MANY + 4)
 
-LOAD: Final = 0.003
+_LOAD: Final = 0.003
 """Units of the load on whole devices: less than the smallest difference of fit."""
 
 SHARED: Final = 160
@@ -96,6 +98,52 @@ _ABOUT: Final = 1e-6
 KINDS: Final = {strategy: kind for kind, strategy in enumerate(Strategy)}
 """Number of each strategy, for columns."""
 
+BAND: Final = "likely to get idle GPUs"
+MODEL: Final = "preferred model"
+ROOM: Final = "GPUs with room for its memory"
+CERTAINTY: Final = "certainty and health"
+NEAR_GROUP: Final = "near its group"
+_CHEAP: Final = "low price"
+_TOGETHER: Final = "GPUs side by side"
+_FULLNESS: Final = "few GPUs left over"
+_NUMBER: Final = "many idle GPUs"
+_CALM: Final = {
+    "utilization": "low activity",
+    "headroom": "free memory",
+    "sharing": "few tenants",
+    "bursts": "low and even activity",
+    "stress": "cool and unthrottled",
+}
+"""Names of the terms of `calm`."""
+
+_DOUBT: Final = "GPUs that may not be idle"
+ILL_HEALTH: Final = "ill health"
+EARLY_FAILURES: Final = "early failures of pods"
+
+_CERTAINTY: Final = FIT
+_ROOM: Final = _CERTAINTY * (STEPS + 1)
+_MODEL: Final = _ROOM * (STEPS + 1)
+_BAND: Final = _MODEL * (PLACES + 1)
+"""Units of one step of each digit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nearness:
+    """Nearness of one node to a pod's group.
+
+    Attributes:
+        units: units of score for the nearness.
+        words: the nearness in words, "" if unknown.
+        most: units of the nearest candidate.
+    """
+
+    units: float = 0.0
+    words: str = ""
+    most: float = 0.0
+
+
+NOT_NEAR: Final = Nearness()
+
 
 def score(
     batch: Batch,
@@ -130,15 +178,15 @@ def score(
     """
     needed = assessment.landing.needed
     band = bands(assessment.band_chance, needed)
-    certain = sure(batch, assessment, band) * health(batch, assessment)
+    certain = _sure(batch, assessment, band) * health(batch, assessment)
     # The same for all requests with the same grounds, hence cached.
     quiet = batch.shared_results.get(
         assessment.grounds and ("calm", weights, assessment.grounds),
-        lambda: calm(batch, assessment, weights),
+        lambda: _calm(batch, assessment, weights),
     )
     digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(assessment.room)
     digits = digits * (STEPS + 1) + steps_of(certain)
-    fitting = fit(batch, assessment, strategy, spare, quiet, stranded) + PRICE * cheapness
+    fitting = _fit(batch, assessment, strategy, spare, quiet, stranded) + PRICE * cheapness
     fitting += side_by_side(batch, assessment)
     return (digits * FIT + fitting) / UNITS, band
 
@@ -160,7 +208,7 @@ def is_roomy(scores: Ratios) -> Flags:
     return is_full
 
 
-def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
+def _sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
     """Return the certainty of each node before health is applied, 0 to 1.
 
     For shared devices only the band counts here, and the load goes to `fit`: a finer certainty
@@ -206,7 +254,7 @@ def weighs_stranded(batch: Batch, strategy: Rows) -> bool:
     return bool(((strategy == KINDS[Strategy.PACK]) | (is_auto & ~batch.is_shared)).any())
 
 
-def fit(
+def _fit(
     batch: Batch,
     assessment: Assessment,
     strategy: Rows,
@@ -234,8 +282,8 @@ def fit(
         whole = whole + _usable(stranded, _MOST_STRANDED)
     is_spreading = strategy == KINDS[Strategy.SPREAD]
     if is_spreading.any():
-        whole = np.where(is_spreading, MOST_FIT - _fullness(idle_devices(assessment)), whole)
-    units = whole + LOAD * quiet
+        whole = np.where(is_spreading, _MOST_FIT - _fullness(idle_devices(assessment)), whole)
+    units = whole + _LOAD * quiet
     if not batch.is_shared.any():
         return units
     shared = SHARED * quiet
@@ -244,14 +292,14 @@ def fit(
         packed = _fullness(left / replicas)
         if stranded is not None:
             packed = _SHARED_FULLNESS * packed + _usable(stranded, _MOST_SHARED_STRANDED)
-        shared = np.where(is_packing, packed + LOAD * quiet, shared)
+        shared = np.where(is_packing, packed + _LOAD * quiet, shared)
     return np.where(batch.is_shared, shared, units)
 
 
 def _fullness(left: Ratios) -> Ratios:
     """Return the units of fit by the number of devices left free: fewer left, more units."""
-    beyond = (MOST_FIT - GPU * _MANY) * _MANY / np.maximum(left, _MANY)
-    return np.where(left <= _MANY, MOST_FIT - GPU * left, beyond)
+    beyond = (_MOST_FIT - GPU * _MANY) * _MANY / np.maximum(left, _MANY)
+    return np.where(left <= _MANY, _MOST_FIT - GPU * left, beyond)
 
 
 def _usable(stranded: Ratios, most: float) -> Ratios:
@@ -276,7 +324,7 @@ def idle_devices(assessment: Assessment) -> Ratios:
     return idle
 
 
-def calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> Ratios:
+def _calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> Ratios:
     """Return the mean calmness of each node's working landing devices, 0 (busy) to 1.
 
     The weighted mean of `calm_terms`. The bursts term is the root mean square of the load, which
@@ -285,11 +333,11 @@ def calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> R
     the next. The number of tenants weighs most: at 100 % activity the demand is invisible.
     """
     shares = weights.shares
-    total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())
+    total = sum(shares[name] * value for name, value in _calm_terms(batch, assessment).items())
     return mean(np.asarray(total), assessment.works, assessment.working)
 
 
-def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
+def _calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
     """Return the terms of `calm` per device, by their names in `Weights.shares`."""
     telemetry = batch.telemetry
     shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
@@ -311,3 +359,171 @@ def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
     total = np.where(devices, values, 0.0).sum(axis=1)
     result: Ratios = np.round(total / np.maximum(size, 1), _DECIMALS)
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePart:
+    """One digit of a score, or one term of its last digit.
+
+    Attributes:
+        name: the rewarded property.
+        share: maximum contribution to the score.
+        value: share of the maximum that the node earns, 0 to 1.
+        adds: contribution to the score: share times value.
+    """
+
+    name: str
+    share: float
+    value: float
+    adds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """One reduction of the certainty.
+
+    Attributes:
+        name: the reason.
+        value: size of the reduction, 0 to 1.
+        keeps: share of the certainty that is left: 1 less the value.
+    """
+
+    name: str
+    value: float
+    keeps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Parts of one node's score.
+
+    Attributes:
+        parts: summands of the score, the largest weight first.
+        factors: reductions of the certainty.
+    """
+
+    parts: tuple[ScorePart, ...]
+    factors: tuple[Factor, ...]
+
+    @property
+    def score(self) -> float:
+        """Sum of the parts."""
+        return sum(part.adds for part in self.parts)
+
+
+def break_down(
+    batch: Batch,
+    assessment: Assessment,
+    model: Rows | None,
+    spare: Ratios,
+    *,
+    strategy: Strategy,
+    weights: Weights,
+    cheapness: Ratios | None,
+    nearness: Sequence[Nearness] | None,
+    stranded: Ratios | None,
+) -> tuple[Breakdown, ...]:
+    """Break down the score of each node of a batch.
+
+    Args:
+        batch: the nodes.
+        assessment: the nodes' devices, assessed for the pod.
+        model: rank of each node's model in the pod's list, None without a list.
+        spare: number of further devices that each node's CPU, memory and storage allow.
+        strategy: the pod's strategy.
+        weights: weights of the terms of `calm`.
+        cheapness: as in `score`, None if prices do not count.
+        nearness: nearness of each node to the pod's group, None without a group.
+        stranded: as in `score`.
+    """
+    landing = assessment.landing
+    band = bands(assessment.band_chance, landing.needed)
+    quiet = _calm(batch, assessment, weights)
+    kind = np.array([KINDS[strategy]])
+    unfit = penalty(batch, assessment)
+    certain = _sure(batch, assessment, band)
+    columns = _Columns(
+        band=band,
+        model=model,
+        room=steps_of(assessment.room),
+        steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
+        fit=_fit(batch, assessment, kind, spare, quiet, stranded)
+        - _load_units(batch, strategy) * quiet,
+        most_fit=_MOST_FIT if stranded is None else FIT / 2,
+        cheapness=cheapness,
+        together=side_by_side(batch, assessment),
+        nearness=nearness,
+        load=_load_units(batch, strategy),
+        calm={
+            name: mean(value, assessment.works, assessment.working)
+            for name, value in _calm_terms(batch, assessment).items()
+        },
+        shares=dict(weights.shares),
+        fit_name=_NUMBER if strategy is Strategy.SPREAD else _FULLNESS,
+    )
+    return tuple(
+        Breakdown(
+            parts=tuple(_parts(columns, at)),
+            factors=(
+                _factor(_DOUBT, 1.0 - float(certain[at])),
+                _factor(ILL_HEALTH, float(unfit[at])),
+                _factor(EARLY_FAILURES, float(batch.suspicion[at])),
+            ),
+        )
+        for at in range(len(batch))
+    )
+
+
+def _load_units(batch: Batch, strategy: Strategy) -> Ratios:
+    is_fit = batch.is_shared & (strategy is not Strategy.PACK)
+    return np.where(is_fit, SHARED, _LOAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """Inputs of the breakdown; one row per node."""
+
+    band: Rows
+    model: Rows | None
+    room: Ratios
+    steps: Ratios
+    fit: Ratios
+    most_fit: float
+    cheapness: Ratios | None
+    together: Ratios
+    nearness: Sequence[Nearness] | None
+    load: Ratios
+    calm: dict[str, Ratios]
+    shares: dict[str, float]
+    fit_name: str
+
+
+def _parts(columns: _Columns, at: int) -> Iterator[ScorePart]:
+    """Yield the parts of one node's score."""
+    yield _part(BAND, _BAND * Band.LIKELY, float(columns.band[at]) / Band.LIKELY)
+    place = PLACES if columns.model is None else int(columns.model[at])
+    yield _part(MODEL, _MODEL * PLACES, place / PLACES)
+    yield _part(ROOM, _ROOM * STEPS, float(columns.room[at]) / STEPS)
+    yield _part(CERTAINTY, _CERTAINTY * STEPS, float(columns.steps[at]) / STEPS)
+    if columns.nearness is not None:
+        near = columns.nearness[at]
+        yield _part(NEAR_GROUP, near.most, near.units / near.most if near.most else 0.0)
+    if columns.cheapness is not None:
+        yield _part(_CHEAP, PRICE, float(columns.cheapness[at]))
+    load = float(columns.load[at])
+    if load < 1:
+        most = columns.most_fit
+        yield _part(columns.fit_name, most, float(columns.fit[at]) / most)
+    if columns.together.any():
+        yield _part(_TOGETHER, JOINED, float(columns.together[at]) / JOINED)
+    for name, value in columns.calm.items():
+        yield _part(_CALM[name], load * columns.shares[name], float(value[at]))
+
+
+def _part(name: str, units: float, value: float) -> ScorePart:
+    share = units / UNITS
+    return ScorePart(name=name, share=share, value=value, adds=share * value)
+
+
+def _factor(name: str, value: float) -> Factor:
+    return Factor(name=name, value=value, keeps=1 - value)

@@ -22,23 +22,19 @@ from extender.core.decision.evaluation import (
     stranded_by_in_steps,
 )
 from extender.core.decision.filtering import Code
-from extender.core.decision.group_fit import NOT_NEAR, Nearness
 from extender.core.decision.health import blamed_siblings, ill_health, is_blamed_on_sibling
 from extender.core.decision.landing import Band, bands, count_freed
-from extender.core.decision.score_parts import (
-    MAY_GET,
-    NOMINATED,
-    Breakdown,
-    Factor,
-    Grounds,
-    ScorePart,
-    break_down,
-    reason,
-)
+from extender.core.decision.ranking_reasons import MAY_GET, NOMINATED, Grounds, reason
 from extender.core.decision.scoring import (
+    NOT_NEAR,
     PERHAPS,
     PLACES,
     UNITS,
+    Breakdown,
+    Factor,
+    Nearness,
+    ScorePart,
+    break_down,
     free_after,
     idle_devices,
     mean,
@@ -190,7 +186,7 @@ _SHOWN = np.array([SHOWN_STATES.index(state) for state in STATES], dtype=np.intp
 _BUSY, _UNKNOWN = STATES.index("busy"), STATES.index("unknown")
 
 
-def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) -> list[list[str]]:
+def _device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) -> list[list[str]]:
     """Return the state of each device in words, by node and slot."""
     codes = state_codes(batch, assessment, multi=multi).tolist()
     return [[STATES[code] for code in row] for row in codes]
@@ -337,7 +333,7 @@ def explain(evidence: VerdictEvidence) -> tuple[NodeVerdict, ...]:
     assessment = assess(batch, evidence.devices.columns, estimates(evidence.policy))
     inputs = _inputs(evidence)
     evaluation = evaluate_for(inputs, batch, models, evidence.seen)
-    states = device_states(batch, assessment, multi=evidence.devices.count > 1)
+    states = _device_states(batch, assessment, multi=evidence.devices.count > 1)
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
         NodeVerdict(

@@ -82,7 +82,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSets:
+class _DeviceSets:
     """Sets of a node's devices, one per slot and padded with 0; () if none is known.
 
     Attributes:
@@ -94,10 +94,10 @@ class DeviceSets:
     numa: tuple[int, ...] = ()
 
 
-_UNKNOWN: Final = DeviceSets()
+_UNKNOWN: Final = _DeviceSets()
 
 
-def device_sets(places: Sequence[Place | None]) -> DeviceSets:
+def device_sets(places: Sequence[Place | None]) -> _DeviceSets:
     """Return the sets of a node's devices.
 
     Args:
@@ -115,7 +115,7 @@ def device_sets(places: Sequence[Place | None]) -> DeviceSets:
         if place is not None and place.numa_node is not None:
             numa[place.numa_node] = numa.get(place.numa_node, 0) | 1 << slot
     joined = _joined(_linked(places)) if len(places) <= _MOST_LINKED else ()
-    return DeviceSets(
+    return _DeviceSets(
         joined=_padded(joined, len(places)),
         numa=_padded(tuple(numa[number] for number in sorted(numa)), len(places)),
     )

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from extender.core.steps import Steps
 
-Words = npt.NDArray[np.uint64]
+_Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.intp]
 _Flags = npt.NDArray[np.bool_]
 
@@ -70,7 +70,7 @@ class JsonNameList:
         """Return the selected items."""
         return JsonNameList(self.text, self.starts[which], self.lengths[which])
 
-    def words(self, head: int, tail: int) -> list[Words]:
+    def words(self, head: int, tail: int) -> list[_Words]:
         """Return the first `head` and the last `tail` bytes of each item as 8-byte words.
 
         No item may be shorter than either part.
@@ -210,7 +210,7 @@ class NamesIn(NamesAt):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class _Found:
     """Result of a lookup.
 
     Attributes:
@@ -246,9 +246,9 @@ class NameTable:
     head: int
     tail: int
     lengths: Places
-    words: tuple[Words, ...]
+    words: tuple[_Words, ...]
     distinguishing: tuple[int, ...]
-    hashes: Words
+    hashes: _Words
     places: npt.NDArray[np.signedinteger]
     shift: np.uint64
 
@@ -290,7 +290,7 @@ class NameTable:
             shift=shift,
         )
 
-    def find(self, pieces: JsonNameList) -> Found | None:
+    def find(self, pieces: JsonNameList) -> _Found | None:
         """Look up the names of a JSON list in Go's spelling.
 
         Returns None if a name occurs twice, too many are unknown, or the list is not in Go's
@@ -313,7 +313,7 @@ class NameTable:
                 return None
             found[unknown] = np.arange(len(self.hashes), len(self.hashes) + len(names))
             strangers = names
-        return None if np.bincount(found).max() > 1 else Found(found, strangers)
+        return None if np.bincount(found).max() > 1 else _Found(found, strangers)
 
     def _find(self, pieces: JsonNameList) -> Places:
         """Return the index of each item; -1 if it is not a known name.
@@ -346,7 +346,7 @@ class _Split:
 
     head: int
     tail: int
-    words: list[Words]
+    words: list[_Words]
     distinguishing: tuple[int, ...]
 
     @property
@@ -374,7 +374,7 @@ def _split(pieces: JsonNameList, like: NameTable | None) -> Steps[_Split | None]
     return min(splits, key=lambda split: split.cost, default=None)
 
 
-def _is_one(word: Words) -> bool:
+def _is_one(word: _Words) -> bool:
     return bool((word == word[0]).all())
 
 
@@ -394,7 +394,7 @@ def _plain_names(pieces: JsonNameList) -> tuple[str, ...] | None:
     return tuple(names) if len(names) == len(read) else None
 
 
-def _distinguishing(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
+def _distinguishing(words: Sequence[_Words], likely: tuple[int, ...]) -> tuple[int, ...]:
     """Return the smallest set of word positions that distinguishes all names."""
     if likely and max(likely) < len(words) and _are_distinct([words[at] for at in likely]):
         return likely
@@ -406,12 +406,12 @@ def _distinguishing(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[in
     return tuple(ranked)
 
 
-def _are_distinct(words: Sequence[Words]) -> bool:
+def _are_distinct(words: Sequence[_Words]) -> bool:
     """Return whether the hashes of these words are distinct."""
     return len(np.unique(_hashes(words))) == len(words[0])
 
 
-def _hashes(words: Sequence[Words]) -> Words:
+def _hashes(words: Sequence[_Words]) -> _Words:
     """Return a hash of each name; its top bits depend on all words."""
     hashes = words[0] * _ODD
     for word in words[1:]:

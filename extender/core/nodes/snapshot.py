@@ -20,7 +20,7 @@ _MAX_RESULTS = 24
 columns of all devices."""
 
 
-class SharedResults:
+class _SharedResults:
     """LRU cache by key; each immutable object owns one."""
 
     __slots__ = ("_found",)
@@ -371,8 +371,8 @@ class Batch:
     free_millicores: Rows
     free_bytes: Rows
     free_storage_bytes: Rows
-    shared_results: SharedResults = field(
-        default_factory=SharedResults, init=False, repr=False, compare=False
+    shared_results: _SharedResults = field(
+        default_factory=_SharedResults, init=False, repr=False, compare=False
     )
 
     def __len__(self) -> int:

@@ -22,11 +22,11 @@ _MAX_TARGETS: Final = 32
 _MAX_DEVICES: Final = 64
 _MAX_INDEX: Final = 255
 
-TARGETS_ALLOWED: Final = (
+_TARGETS_ALLOWED: Final = (
     f"1 to {_MAX_TARGETS} nodes separated by semicolons, each with GPU indices after :: if wanted, "
     "such as gpu-1::0,2; gpu-2"
 )
-TARGET_POLICY_ALLOWED: Final = "require or prefer"
+_TARGET_POLICY_ALLOWED: Final = "require or prefer"
 
 _NODE: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _INDEX: Final = re.compile(r"[0-9]{1,3}")
@@ -62,19 +62,19 @@ class Target:
         return f"{self.node}::{','.join(map(str, self.devices))}" if self.devices else self.node
 
 
-def parse_targets(text: str) -> tuple[Target, ...]:
+def _parse_targets(text: str) -> tuple[Target, ...]:
     """Parse a list of targets, in the order in which they are tried.
 
     Raises:
         ValueError: `text` is not such a list.
 
     Example:
-        >>> [str(target) for target in parse_targets("gpu-1::2,0; GPU-2")]
+        >>> [str(target) for target in _parse_targets("gpu-1::2,0; GPU-2")]
         ['gpu-1::0,2', 'gpu-2']
     """
     targets = tuple(dict.fromkeys(_parse(each.strip()) for each in text.split(";") if each.strip()))
     if not 1 <= len(targets) <= _MAX_TARGETS:
-        raise ValueError(f"must be {TARGETS_ALLOWED}")
+        raise ValueError(f"must be {_TARGETS_ALLOWED}")
     return targets
 
 
@@ -83,10 +83,10 @@ def _parse(text: str) -> Target:
     indices = [each.strip() for each in listed.split(",")] if separator else []
     are_numbers = all(_INDEX.fullmatch(each) for each in indices)
     if not _NODE.fullmatch(node.strip()) or not are_numbers or len(indices) > _MAX_DEVICES:
-        raise ValueError(f"{text!r}: must be {TARGETS_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_TARGETS_ALLOWED}")
     devices = tuple(sorted(set(map(int, indices))))
     if devices and devices[-1] > _MAX_INDEX:
-        raise ValueError(f"{text!r}: must be {TARGETS_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_TARGETS_ALLOWED}")
     return Target(node.strip(), devices)
 
 
@@ -259,16 +259,16 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
         ),
         targets=annotations.read(
             Annotation.TARGET,
-            parse_targets,
+            _parse_targets,
             default=(),
-            allowed=TARGETS_ALLOWED,
+            allowed=_TARGETS_ALLOWED,
             instead="every node",
         ),
         target_policy=annotations.read(
             Annotation.TARGET_POLICY,
             lambda text: TargetPolicy(text.lower()),
             default=TargetPolicy.REQUIRE,
-            allowed=TARGET_POLICY_ALLOWED,
+            allowed=_TARGET_POLICY_ALLOWED,
             instead=TargetPolicy.REQUIRE.value,
         ),
         group_size=annotations.read(

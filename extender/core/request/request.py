@@ -221,7 +221,7 @@ def parse_request(
             storage_bytes=host.storage_bytes,
             nominated_node=text_of(status.get("nominatedNodeName")),
             has_preferences=has_preferences(fields),
-            last_refusal=last_refusal(status),
+            last_refusal=_last_refusal(status),
             group=_group(group or read_group(fields), wishes),
             group_policy=wishes.group_policy,
             own=own_settings(fields, wishes),
@@ -297,14 +297,14 @@ def message_of(scheduled: Mapping[str, object]) -> str:
     return text_of(scheduled.get("message"))[:_MAX_MESSAGE]
 
 
-def last_refusal(status: object) -> str | None:
+def _last_refusal(status: object) -> str | None:
     """Return the message of the last attempt if it failed, else None.
 
     Example:
         >>> waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-        >>> last_refusal({"conditions": [waits | {"message": "0/9 nodes are available"}]})
+        >>> _last_refusal({"conditions": [waits | {"message": "0/9 nodes are available"}]})
         '0/9 nodes are available'
-        >>> last_refusal({"conditions": [waits | {"status": "True"}]}), last_refusal(None)
+        >>> _last_refusal({"conditions": [waits | {"status": "True"}]}), _last_refusal(None)
         (None, None)
     """
     scheduled = scheduled_condition(status)

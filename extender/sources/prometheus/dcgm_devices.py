@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from extender.core.devices.readings import LARGEST_XID, Column, DeviceKey, Signal
-from extender.core.policy import SEVERITY, Health, is_of_recovery, xid_action
+from extender.core.policy import Health
 from extender.core.untyped import number_of
 from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.node_identity import NodeIdentity, match_node
@@ -49,7 +49,7 @@ PodShare = tuple[DeviceKey, str, int]
 
 _SEVERITIES: Final = np.array(
     [
-        2 * SEVERITY[xid_action(Health(), xid)] - is_of_recovery(Health(), xid)
+        2 * Health().xid_action(xid).severity - Health().only_repeats_recovery(xid)
         for xid in range(LARGEST_XID + 1)
     ],
     dtype=np.int8,

@@ -14,8 +14,8 @@ from extender.core.devices.topology import (
     _SWITCH,
     _UNKNOWN,
     Alignment,
-    DeviceSets,
     Place,
+    _DeviceSets,
     alignment_by,
     alignment_on,
     device_sets,
@@ -76,7 +76,7 @@ def test_an_nvswitch_joins_all_gpus_on_it() -> None:
 def test_a_link_that_one_end_alone_reports_counts() -> None:
     pair = [Place(uuid="a", nvlink_peers=("b", "gone", "a")), Place(uuid="b", numa_node=0)]
 
-    assert device_sets(pair) == DeviceSets(joined=(3, 0), numa=(2, 0))
+    assert device_sets(pair) == _DeviceSets(joined=(3, 0), numa=(2, 0))
 
 
 def test_gpus_of_each_numa_node_form_a_set() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extender.core.decision.evaluation import EvaluationInputs
-from extender.core.decision.score_parts import COSTS_FAILURES, COSTS_HEALTH, PREFERRED
+from extender.core.decision.scoring import EARLY_FAILURES, ILL_HEALTH, MODEL
 from extender.core.decision.verdicts import NodeVerdict, explain, gather
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
@@ -254,7 +254,7 @@ def test_the_examples_of_the_documentation_are_right(name: str) -> None:
     assert row in PAGE, row
 
 
-@pytest.mark.parametrize("clause", [COSTS_FAILURES, COSTS_HEALTH, PREFERRED])
+@pytest.mark.parametrize("clause", [f"{EARLY_FAILURES} cost", f"{ILL_HEALTH} costs", MODEL])
 def test_documented_example_names_other_criteria(clause: str) -> None:
     assert f"*{clause} " in PAGE
 

@@ -15,13 +15,13 @@ from extender.core.decision.evaluation import Overlay
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupNeed, Topology, _budget
 from extender.core.decision.scoring import (
+    _LOAD,
+    _MOST_FIT,
     _MOST_SHARED_STRANDED,
     _MOST_STRANDED,
     _SHARED_FULLNESS,
     _STRANDED,
     FIT,
-    LOAD,
-    MOST_FIT,
     PRICE,
     SHARED,
     UNITS,
@@ -252,8 +252,8 @@ def test_too_small_cards_hold_no_pod_of_the_group() -> None:
 
 
 def test_fit_and_nearness_never_outweigh_certainty() -> None:
-    whole = 2 * _STRANDED * _MOST_STRANDED + MOST_FIT + LOAD
-    packed = 2 * _STRANDED * _MOST_SHARED_STRANDED + _SHARED_FULLNESS * MOST_FIT + LOAD
+    whole = 2 * _STRANDED * _MOST_STRANDED + _MOST_FIT + _LOAD
+    packed = 2 * _STRANDED * _MOST_SHARED_STRANDED + _SHARED_FULLNESS * _MOST_FIT + _LOAD
 
     for mode in PriceMode:
         price = PRICE if mode is PriceMode.PREFER else 0

@@ -17,7 +17,7 @@ from extender.core.decision.health import (
 )
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Telemetry
-from extender.core.policy import Health, HealthAction, xid_action
+from extender.core.policy import Health, HealthAction
 
 NAN = float("nan")
 IGNORE, PENALTY = HealthAction.IGNORE, HealthAction.PENALTY
@@ -90,9 +90,9 @@ def test_an_xid_that_nothing_lists_costs_a_little() -> None:
 def test_setting_decides_meaning_of_an_xid() -> None:
     health = Health(xid={79: IGNORE}, unknown_xid=EXCLUDE)
 
-    assert xid_action(health, 79) is IGNORE
-    assert xid_action(health, 999) is EXCLUDE
-    assert xid_action(health, 48) is EXCLUDE
+    assert health.xid_action(79) is IGNORE
+    assert health.xid_action(999) is EXCLUDE
+    assert health.xid_action(48) is EXCLUDE
 
 
 @pytest.mark.parametrize(

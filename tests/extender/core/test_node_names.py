@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.node_names import MOST_STRANGERS, Found, JsonNameList, NameTable
+from extender.core.nodes.node_names import MOST_STRANGERS, JsonNameList, NameTable, _Found
 from extender.core.steps import finish
 from tests.extender.core.name_lists import PLAIN, node_names, written
 
@@ -23,7 +23,7 @@ def found(
     return None if answer is None else answer.places.tolist()
 
 
-def found_in(table: NameTable, text: bytes, begin: int, end: int) -> Found | None:
+def found_in(table: NameTable, text: bytes, begin: int, end: int) -> _Found | None:
     """Return the names of a list in a text; None if they are not found."""
     pieces = JsonNameList.of(text, begin, end)
     return None if pieces is None else table.find(pieces)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from extender.core.decision.evaluation import EvaluationInputs
-from extender.core.decision.score_parts import (
+from extender.core.decision.scoring import (
     _CALM,
     _DOUBT,
     _FULLNESS,

@@ -5,7 +5,7 @@ import pytest
 from extender.core.decision import assessment
 from extender.core.decision.assessment import assess
 from extender.core.decision.evaluation import estimates
-from extender.core.nodes.snapshot import _MAX_RESULTS, SharedResults
+from extender.core.nodes.snapshot import _MAX_RESULTS, _SharedResults
 from extender.core.policy import Policy
 from testkit.builders import GIB, batch_of, busy, device_request, gpu, node
 
@@ -19,7 +19,7 @@ def give(value: str) -> Callable[[], str]:
 
 
 def test_a_result_is_made_once_for_each_key() -> None:
-    results = SharedResults()
+    results = _SharedResults()
 
     assert results.get(("a", 1), give("first")) == "first"
     assert results.get(("a", 1), refuse) == "first"
@@ -27,14 +27,14 @@ def test_a_result_is_made_once_for_each_key() -> None:
 
 
 def test_without_a_key_nothing_is_cached() -> None:
-    results = SharedResults()
+    results = _SharedResults()
     results.get(None, give("first"))
 
     assert results.get(None, give("second")) == "second"
 
 
 def test_the_least_recently_used_result_is_evicted_when_full() -> None:
-    results = SharedResults()
+    results = _SharedResults()
     for number in range(_MAX_RESULTS):
         results.get(number, give(str(number)))
     results.get(0, refuse)

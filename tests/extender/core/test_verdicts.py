@@ -12,8 +12,8 @@ from extender.core.decision.verdicts import (
     SHOWN_STATES,
     STATES,
     NodeVerdict,
+    _device_states,
     count_states,
-    device_states,
     explain,
     gather,
     scores_of,
@@ -75,7 +75,7 @@ def verdict_on(described: Node, **requested: Any) -> NodeVerdict:
 def test_each_device_has_its_state_in_words(device: Gpu, state: str) -> None:
     described = node(device)
 
-    assert device_states(batch_of(described), assessment_of(described)) == [[state]]
+    assert _device_states(batch_of(described), assessment_of(described)) == [[state]]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_counts_of_states_match_the_states() -> None:
 
     counted = Counter(
         state
-        for states, present in zip(device_states(batch, assessment), batch.present, strict=True)
+        for states, present in zip(_device_states(batch, assessment), batch.present, strict=True)
         for state, is_there in zip(states, present, strict=True)
         if is_there
     )

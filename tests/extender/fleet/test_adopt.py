@@ -90,7 +90,7 @@ def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
         happen(what, number)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleets, "_STAGED_NODES", 1)
+        patch.setattr(fleets, "_PIECE_NODES", 1)
         patch.setattr(drafting, "_STAGED_NODES", 1)
         rest = iter(meanwhile)
         for _ in adopting.fleet.adopt_in_steps(policy):
@@ -106,7 +106,7 @@ def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
 
 @pytest.mark.parametrize("policy", SHAPING_LAYOUTS)
 def test_no_snapshot_mixes_two_policies(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleets, "_STAGED_NODES", 2)
+    monkeypatch.setattr(fleets, "_PIECE_NODES", 2)
     monkeypatch.setattr(drafting, "_STAGED_NODES", 3)
     world = time_sliced(20)
     for number in range(20):
@@ -129,7 +129,7 @@ def test_no_snapshot_mixes_two_policies(policy: Policy, monkeypatch: pytest.Monk
 def test_pods_bound_between_the_steps_are_counted_before_and_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleets, "_STAGED_NODES", 1)
+    monkeypatch.setattr(fleets, "_PIECE_NODES", 1)
     world = time_sliced(6)
     world.fleet.snapshot()
 
@@ -146,7 +146,7 @@ def test_pods_bound_between_the_steps_are_counted_before_and_after(
 def test_nodes_changed_between_steps_follow_the_new_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleets, "_STAGED_NODES", 1)
+    monkeypatch.setattr(fleets, "_PIECE_NODES", 1)
     world = time_sliced(4)
     world.fleet.snapshot()
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
-from extender.fleet.device_holders import HoldersChange, HolderSources, _PodsByDevice
+from extender.fleet.device_holders import HolderSources, _HoldersChange, _PodsByDevice
 
 devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))
 mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/x", "ns/y")]))
@@ -28,7 +28,7 @@ def differing(before: _PodsByDevice, after: _PodsByDevice) -> set[DeviceKey]:
     return {key for key in {**before, **after} if before.get(key) != after.get(key)}
 
 
-def found(replaced: HoldersChange | None) -> set[DeviceKey]:
+def found(replaced: _HoldersChange | None) -> set[DeviceKey]:
     assert replaced is not None
     return set(filter(replaced.has_changed, replaced.devices))
 

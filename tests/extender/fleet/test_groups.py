@@ -11,7 +11,7 @@ from extender.core.nodes.inventory import Taint
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.policy import GroupPolicy, Policy
-from extender.core.request.annotations import parse_targets
+from extender.core.request.annotations import _parse_targets
 from extender.core.request.request import GpuRequest
 from extender.placement.placer import Victims
 from testkit.builders import GPU, pod_ref, ranking, rejected, request
@@ -64,7 +64,7 @@ def test_a_group_whose_pods_go_to_different_nodes_is_never_too_large() -> None:
     elsewhere = (("idlegpu.io/target", "b"),)
     waiting(made, "p-0", wishes=(("idlegpu.io/target", "a"),))
     waiting(made, "p-1", wishes=elsewhere)
-    wanted = requested(2, targets=parse_targets("a"))
+    wanted = requested(2, targets=_parse_targets("a"))
 
     found = need(made, "p-0", wanted)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision.score_parts import Breakdown, Factor, ScorePart
+from extender.core.decision.scoring import Breakdown, Factor, ScorePart
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord, Taint
 from extender.insight.what_if import NOT_SELECTED

@@ -11,7 +11,7 @@ import pytest
 
 from extender.settings import reload
 from extender.settings.config import Settings
-from extender.settings.reload import LIVE, LIVE_PARTS, ReloadOutcome
+from extender.settings.reload import _LIVE, _LIVE_PARTS, ReloadOutcome
 from extender.settings.sources import Agents
 from tests.extender.settings.config_map import NAME
 from tests.extender.settings.reloading import (
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _short_settle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait only briefly for the file to settle; test_settings_file tests that."""
-    monkeypatch.setattr(reload, "SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(reload, "_SETTLE_SECONDS", 0.02)
     monkeypatch.setattr(reload, "_STEP_MILLISECONDS", 20)
 
 
@@ -262,8 +262,8 @@ async def test_setting_that_needs_a_restart_keeps_its_value_and_says_so(
 def test_only_settings_read_at_start_need_a_restart() -> None:
     fields = set(Settings.model_fields)
 
-    assert fields >= LIVE
-    assert fields - LIVE == {
+    assert fields >= _LIVE
+    assert fields - _LIVE == {
         "listen",
         "status_listen",
         "allow_plain",
@@ -280,8 +280,8 @@ def test_only_settings_read_at_start_need_a_restart() -> None:
 def test_for_agents_only_address_and_tls_need_a_restart() -> None:
     fields = set(Agents.model_fields)
 
-    assert fields >= LIVE_PARTS["agents"]
-    assert fields - LIVE_PARTS["agents"] == {"listen", "cert_file", "key_file", "allow_plain"}
+    assert fields >= _LIVE_PARTS["agents"]
+    assert fields - _LIVE_PARTS["agents"] == {"listen", "cert_file", "key_file", "allow_plain"}
 
 
 async def test_a_section_is_taken_over_as_far_as_it_can_be(

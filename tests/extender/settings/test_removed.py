@@ -10,7 +10,7 @@ from extender.__main__ import main
 from extender.core.policy import HealthAction, HealthSign
 from extender.core.quantity import parse_bytes
 from extender.settings.config import ConfigError, Settings, all_settings, load
-from extender.settings.removed import MOVED, NOW, REMOVED, new_path
+from extender.settings.removed import _MOVED, _NOW, REMOVED, new_path
 from tests.extender.settings.settings_files import write_settings
 
 REFLECTOR = "extender.sources.kubernetes.reflector:ReflectorSettings"
@@ -90,16 +90,16 @@ def test_no_setting_has_a_removed_name() -> None:
 
 
 def test_every_removed_setting_is_a_constant_or_follows_another() -> None:
-    assert NOW.keys() == CONSTANTS.keys() | FOLLOWING
+    assert _NOW.keys() == CONSTANTS.keys() | FOLLOWING
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_the_warning_gives_the_value_of_the_constant(name: str) -> None:
-    now = NOW[name]
+    now = _NOW[name]
     assert constant(CONSTANTS[name]) == (parse_bytes(now) if now.endswith("Mi") else float(now))
 
 
-@pytest.mark.parametrize("name", NOW)
+@pytest.mark.parametrize("name", _NOW)
 def test_a_removed_setting_changes_nothing_and_is_warned_about(tmp_path: Path, name: str) -> None:
     path = write_settings(tmp_path, as_file(name, "7"))
     variable = f"IDLEGPU_{name.replace('.', '_').upper()}"
@@ -110,10 +110,10 @@ def test_a_removed_setting_changes_nothing_and_is_warned_about(tmp_path: Path, n
     ):
         assert loaded.settings == Settings()
         (warning,) = loaded.warnings
-        assert warning.startswith(f"{place}has no effect any more, the value is {NOW[name]}: ")
+        assert warning.startswith(f"{place}has no effect any more, the value is {_NOW[name]}: ")
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", _MOVED)
 def test_a_renamed_setting_keeps_its_effect_and_is_warned_about(tmp_path: Path, name: str) -> None:
     sign = HealthSign[name.removeprefix("health.").upper()]
     path = write_settings(tmp_path, as_file(name, "exclude-node"))
@@ -123,7 +123,7 @@ def test_a_renamed_setting_keeps_its_effect_and_is_warned_about(tmp_path: Path, 
         assert loaded.settings.health.actions == {sign: HealthAction.EXCLUDE_NODE}
         assert getattr(loaded.settings.policy().health, sign) is HealthAction.EXCLUDE_NODE
         (warning,) = loaded.warnings
-        assert f"is {MOVED[name]} now: rename it" in warning
+        assert f"is {_MOVED[name]} now: rename it" in warning
 
 
 def test_every_sign_of_ill_health_is_an_action_of_the_policy() -> None:
@@ -180,7 +180,7 @@ def test_the_agent_accepts_those_that_it_had(tmp_path: Path) -> None:
 def test_a_moved_path_is_under_a_map() -> None:
     for path, name in REMOVED.items():
         moved = new_path(path)
-        assert (moved is None) is (name in NOW)
+        assert (moved is None) is (name in _NOW)
         assert moved is None or moved[:-1] in all_settings()
 
 
@@ -188,4 +188,4 @@ def test_the_changelog_lists_every_removed_setting() -> None:
     text = (Path(__file__).parents[3] / "CHANGELOG.md").read_text(encoding="utf-8")
     removed = text.partition("### Removed")[2]
 
-    assert [name for name in NOW if f"`{name}`" not in removed] == []
+    assert [name for name in _NOW if f"`{name}`" not in removed] == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from extender.settings import reload as reload_module
-from extender.settings.reload import Content, ReloadOutcome, SettingsFile
+from extender.settings.reload import ReloadOutcome, SettingsFile, _Content
 from tests.extender.settings.config_map import NAME, ConfigMap
 from tests.extender.settings.reloading import (
     NOW,
@@ -115,13 +115,13 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     left: list[Callable[[], object]] = []
     read = SettingsFile.read
 
-    def read_changed(file: SettingsFile) -> Content:
+    def read_changed(file: SettingsFile) -> _Content:
         if left:
             left.pop(0)()
         return read(file)
 
     monkeypatch.setattr(SettingsFile, "read", read_changed)
-    monkeypatch.setattr(reload_module, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(reload_module, "_SETTLE_SECONDS", 0.0)
     return left
 
 

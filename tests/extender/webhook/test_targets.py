@@ -7,9 +7,9 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.request.annotations import Target, TargetPolicy, parse_targets
+from extender.core.request.annotations import Target, TargetPolicy, _parse_targets
 from extender.core.request.request import GpuRequest
-from extender.fleet.impossible_requests import target_problems
+from extender.fleet.impossible_requests import _target_problems
 from testkit.builders import GPU, request
 from testkit.webhook_requests import MakeClient, call, meta, names_request, pod
 from testkit.world import BUSY, World
@@ -19,7 +19,7 @@ WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
 
 
 def aimed(world: World, target: str, **wishes: Any) -> GpuRequest:
-    requested = request(targets=parse_targets(target), **wishes)
+    requested = request(targets=_parse_targets(target), **wishes)
     return world.fleet.informed(requested, ())
 
 
@@ -131,7 +131,7 @@ def test_a_target_without_gpus_is_named_too() -> None:
     world = three_nodes()
     world.fleet.apply_node(NodeRecord(name="cpu-1"))
 
-    (problem,) = target_problems(aimed(world, "cpu-1"), world.fleet.snapshot(), world.fleet.store)
+    (problem,) = _target_problems(aimed(world, "cpu-1"), world.fleet.snapshot(), world.fleet.store)
 
     assert problem.allowed == "a node with nvidia.com/gpu: a, b, c"
 
@@ -140,7 +140,7 @@ def test_a_missing_target_is_named_with_existing_ones() -> None:
     world = three_nodes()
     requested = aimed(world, "gone::1;a::1,7;b")
 
-    problems = target_problems(requested, world.fleet.snapshot(), world.fleet.store)
+    problems = _target_problems(requested, world.fleet.snapshot(), world.fleet.store)
 
     assert sorted(problem.message for problem in problems) == [
         'annotation idlegpu.io/target: "a::1,7" is not allowed: must be GPUs of a: 0, 1, 2, 3; '
@@ -157,7 +157,7 @@ def test_few_names_are_listed_and_the_others_counted() -> None:
     world.read()
     requested = aimed(world, "gpu-14x", target_policy=TargetPolicy.PREFER)
 
-    (problem,) = target_problems(requested, world.fleet.snapshot(), world.fleet.store)
+    (problem,) = _target_problems(requested, world.fleet.snapshot(), world.fleet.store)
 
     assert problem.allowed == (
         "a node of the cluster: gpu-11, gpu-12, gpu-13, gpu-14, gpu-15, gpu-16, gpu-17, gpu-18 "
