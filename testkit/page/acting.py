@@ -8,6 +8,7 @@ from typing import Any
 
 from playwright.async_api import Page, Request, Route, expect
 
+from testkit.page.serving import CHANGED
 from testkit.webhook_requests import names_request, pod
 from testkit.world import World
 
@@ -18,6 +19,7 @@ async def live(page: Page) -> None:
 
 async def stop_clock(page: Page) -> None:
     """Reload the page with a clock that only `page.clock.run_for` advances."""
+    CHANGED.add(page)
     now = datetime.now(UTC)
     await page.clock.install(time=now)
     await page.clock.pause_at(now + timedelta(hours=1))
@@ -94,6 +96,7 @@ class Held:
 
 async def hold(page: Page, url: str) -> Held:
     """Hold the next answer to a URL (a glob) until it is released."""
+    CHANGED.add(page)
     held = Held(page)
     # Not `times=1`: a handler that expires would also release the answers that other handlers hold.
     await page.route(url, held.handle)

@@ -4,10 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiohttp import web
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    WebError,
+    async_playwright,
+    expect,
+)
 
 from extender.api.access import Access
 from extender.api.caller import SESSION_PATH
@@ -24,6 +33,11 @@ WAIT_MS = 60_000
 expect.set_options(timeout=WAIT_MS)
 
 DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+
+CHANGED: Final[WeakSet[Page]] = WeakSet()
+"""Pages with a stopped clock or held answers, which `looking_at` does not use again."""
+_idle: Final[WeakKeyDictionary[Browser, Page]] = WeakKeyDictionary()
+"""Page of each browser that no test uses: opening another one costs a second of CPU."""
 
 
 @dataclass
@@ -130,10 +144,19 @@ class Faults:
         self._url = url
 
     def watch(self, context: BrowserContext) -> None:
-        """Watch every page of a context."""
+        """Watch every page of a context, until `end`."""
         context.on("request", self._note_request)
-        context.on("console", lambda message: self._note_console(message.type, message.text))
-        context.on("weberror", lambda error: self.found.append(f"error: {error.error}"))
+        context.on("console", self._note_console)
+        context.on("weberror", self._note_error)
+
+    def end(self, context: BrowserContext) -> None:
+        """Watch the pages no more."""
+        context.remove_listener("request", self._note_request)
+        context.remove_listener("console", self._note_console)
+        context.remove_listener("weberror", self._note_error)
+
+    def _note_error(self, error: WebError) -> None:
+        self.found.append(f"error: {error.error}")
 
     def _note_request(self, request: Any) -> None:
         if not request.url.startswith(self._url):
@@ -142,9 +165,10 @@ class Faults:
         if request.method not in {"GET", "HEAD"} and not is_session:
             self.found.append(f"method: {request.method} {request.url}")
 
-    def _note_console(self, kind: str, text: str) -> None:
-        if kind in {"error", "warning"} and not text.startswith(self.allowed or ("\0",)):
-            self.found.append(f"console: {text}")
+    def _note_console(self, message: ConsoleMessage) -> None:
+        is_fault = message.type in {"error", "warning"}
+        if is_fault and not message.text.startswith(self.allowed or ("\0",)):
+            self.found.append(f"console: {message.text}")
 
 
 @asynccontextmanager
@@ -176,25 +200,54 @@ async def looking_at(
 ) -> AsyncIterator[tuple[Page, Faults]]:
     """Open a page, and check at the end that it had no faults.
 
+    Without options it may be the page of an earlier test, cleared.
+
     Args:
         browser: the browser.
         url: URL of the page, e.g. with `?view=holders`.
         options: options of the browser's context.
     """
     faults = Faults(url.partition("/page/")[0])
+    page = None if options else _idle.pop(browser, None)
+    if page is None:
+        page = await _new_page(browser, **options)
+    context = page.context
+    faults.watch(context)
+    try:
+        await page.goto(url)
+        yield page, faults
+    except BaseException:
+        await context.close()
+        raise
+    faults.end(context)
+    if options or page in CHANGED or browser in _idle or len(context.pages) > 1:
+        await context.close()
+    else:
+        await _clear(page)
+        _idle[browser] = page
+    if faults.found:
+        raise AssertionError("\n".join(faults.found))
+
+
+async def _new_page(browser: Browser, **options: Any) -> Page:
+    """Open a page in a context of its own."""
     context = await browser.new_context(**{"viewport": DESK, **options})
     context.set_default_timeout(WAIT_MS)
-    faults.watch(context)
     page = await context.new_page()
     # The browser reports a policy violation to the page itself, besides the console.
     await page.add_init_script(
         "addEventListener('securitypolicyviolation', (event) => "
         "console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));"
     )
-    try:
-        await page.goto(url)
-        yield page, faults
-    finally:
-        await context.close()
-    if faults.found:
-        raise AssertionError("\n".join(faults.found))
+    return page
+
+
+async def _clear(page: Page) -> None:
+    """Remove what a test has left in a page."""
+    await page.evaluate(
+        "() => { try { localStorage.clear(); sessionStorage.clear(); } catch { /* no origin */ } }"
+    )
+    await page.unroute_all()
+    await page.mouse.move(0, 0)
+    await page.goto("about:blank")
+    await page.context.clear_cookies()

@@ -1,6 +1,5 @@
 """Rights of every service account: those that it needs, and no others."""
 
-import contextlib
 import time
 from itertools import count
 from pathlib import Path
@@ -9,8 +8,7 @@ import pytest
 
 from extender.core.request.request import GATE
 from extender.effects.waker import _POD_ANNOTATION
-from testkit.controlplane.client import ApiError
-from testkit.controlplane.installing import Installation, may, rights, wait_authorized
+from testkit.controlplane.installing import Installation, rights, wait_authorized
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
@@ -22,7 +20,7 @@ from testkit.controlplane.shipped import (
     with_components,
 )
 from testkit.controlplane.waiting import wait_for
-from tests.manifests.rights import COORDINATION, EVENTS, STORAGE, everybody, lease, patch, refused
+from tests.manifests.rights import COORDINATION, EVENTS, STORAGE, everybody, patch, refused
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -55,26 +53,6 @@ IN_OWN_NAMESPACE = {
     (COORDINATION, "leases", "get", "idlegpu-wake"),
     (COORDINATION, "leases", "patch", "idlegpu-wake"),
 }
-OUT_OF_REACH = (
-    ("get", "", "secrets", "kube-system"),
-    ("list", "", "secrets", EXTENDER_NAMESPACE),
-    ("get", "", "configmaps", EXTENDER_NAMESPACE),
-    ("create", "", "pods", EXTENDER_NAMESPACE),
-    ("create", "", "pods/eviction", "default"),
-    ("create", "", "pods/exec", "default"),
-    ("create", "", "pods/binding", "default"),
-    ("delete", "", "pods", "default"),
-    ("patch", "", "pods", "default"),
-    ("patch", "", "pods/status", "default"),
-    ("get", "", "pods/log", "default"),
-    ("patch", "", "nodes", ""),
-    ("patch", "", "nodes/status", ""),
-    ("get", "", "nodes/proxy", ""),
-    ("create", "", "serviceaccounts/token", EXTENDER_NAMESPACE),
-    ("create", "rbac.authorization.k8s.io", "clusterrolebindings", ""),
-    ("impersonate", "", "users", ""),
-    ("create", "apps", "deployments", EXTENDER_NAMESPACE),
-)
 
 
 def capacity(name: str) -> Object:
@@ -116,65 +94,6 @@ async def test_the_extender_has_exactly_the_rights_that_it_uses(
 
     assert elsewhere == IN_CLUSTER
     assert in_own == IN_CLUSTER | IN_OWN_NAMESPACE
-
-
-async def test_extender_has_the_rights_that_it_needs(installation: Installation) -> None:
-    await installation.apply(MANIFESTS)
-    leases = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
-    capacities = f"/apis/{STORAGE}/v1/namespaces/{EXTENDER_NAMESPACE}/csistoragecapacities"
-    events = f"/apis/{EVENTS}/v1/namespaces/default/events"
-    with contextlib.suppress(ApiError):  # from an extender that ran before
-        await installation.admin.request("DELETE", f"{leases}/idlegpu-wake")
-    async with await installation.client(*EXTENDER) as client:
-        await wait_authorized(client, "list", "nodes")
-        await wait_authorized(
-            client, "create", "leases", group=COORDINATION, namespace=EXTENDER_NAMESPACE
-        )
-        for kind in ("nodes", "pods"):
-            await client.request("GET", f"/api/v1/{kind}")
-        for kind in ("resourceclaims", "resourceslices"):
-            await client.request("GET", f"/apis/{RESOURCE}/v1/{kind}")
-        for path, item in (
-            (leases, lease("idlegpu-wake")),
-            (capacities, capacity("idlegpu-state")),
-            (events, event("a-pod.0123")),
-        ):
-            name = item["metadata"]["name"]
-            await client.request("POST", path, item)
-            await patch(client, f"{path}/{name}", {"metadata": {"annotations": {"a": "b"}}})
-        await client.request("GET", f"{leases}/idlegpu-wake")
-    for path in (f"{leases}/idlegpu-wake", f"{events}/a-pod.0123"):
-        await installation.admin.request("DELETE", path)
-
-
-async def test_extender_has_no_other_rights(installation: Installation) -> None:
-    await installation.apply(MANIFESTS)
-    await installation.admin.create(node("a"))
-    await installation.admin.create(pod("a"))
-    leases = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
-    await installation.admin.request("POST", leases, lease("another"))
-    change = {"metadata": {"annotations": {"a": "b"}}}
-    async with await installation.client(*EXTENDER) as client:
-        await wait_authorized(client, "list", "nodes")
-        allowed = [
-            (verb, resource)
-            for verb, group, resource, namespace in OUT_OF_REACH
-            if await may(client, verb, resource, group=group, namespace=namespace)
-        ]
-
-        assert allowed == []
-        assert await refused(client, "PATCH", "/api/v1/nodes/a", change)
-        assert await refused(client, "PATCH", "/api/v1/namespaces/default/pods/a", change)
-        assert await refused(client, "DELETE", "/api/v1/namespaces/default/pods/a")
-        assert await refused(client, "GET", "/api/v1/namespaces/idlegpu/secrets")
-        assert await refused(client, "PATCH", f"{leases}/another", change)
-        assert await refused(
-            client,
-            "POST",
-            f"/apis/{STORAGE}/v1/namespaces/default/csistoragecapacities",
-            capacity("idlegpu-state"),
-        )
-    await installation.admin.request("DELETE", f"{leases}/another")
 
 
 async def test_waking_by_nodes_adds_the_right_to_patch_them_and_no_other(
@@ -297,21 +216,6 @@ async def test_an_agents_token_is_for_the_extender_alone(installation: Installat
         for_extender["status"]["user"]["username"]
         == "system:serviceaccount:idlegpu-agent:idlegpu-agent"
     )
-
-
-async def test_second_scheduler_may_hold_only_its_own_lease(
-    installation: Installation,
-) -> None:
-    await installation.apply(MANIFESTS)
-    await installation.apply(SECOND_SCHEDULER)
-    async with await installation.client(*SCHEDULER) as client:
-        where = {"group": COORDINATION, "namespace": EXTENDER_NAMESPACE}
-        await wait_authorized(client, "update", "leases", name="idlegpu-scheduler", **where)
-        await wait_authorized(client, "create", "pods/binding", namespace="default")
-
-        assert not await may(client, "update", "leases", name="idlegpu-wake", **where)
-        assert not await may(client, "patch", "nodes")
-        assert not await may(client, "list", "secrets", namespace=EXTENDER_NAMESPACE)
 
 
 def test_no_role_that_we_ship_has_a_wildcard_or_reads_secrets() -> None:

@@ -132,26 +132,49 @@ async def test_bad_file_degrades_and_stays_ready_and_a_good_one_mends_it(tmp_pat
 # --- each setting takes effect --------------------------------------------------------------------
 
 
-async def test_decisions_follow_the_new_settings_at_once(tmp_path: Path) -> None:
-    async with live(tmp_path) as part:
+async def test_each_part_works_as_is_set_now(tmp_path: Path) -> None:
+    async with live(tmp_path, events={"enabled": False}) as part:
+        extender, control = part.extender, part.cluster.control
+        await part.change(bypassed={"schedulers": ["another"]})
+        control.create_pod(pod_object("not-ours"))
+        await eventually(
+            lambda: any(pod.name == "not-ours" for pod in extender.fleet.pods.values()),
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+        assert not extender.bypassed_pods._waiting
+
         before = await part.filter(pod_object("a"), IDLE, BUSY)
         await part.change(load_filter={"enabled": True})
         after = await part.filter(pod_object("a"), IDLE, BUSY)
         await part.change(load_filter=None)
         again = await part.filter(pod_object("a"), IDLE, BUSY)
+        assert sorted(before["NodeNames"]) == sorted(again["NodeNames"]) == [IDLE, BUSY]
+        assert after["NodeNames"] == [IDLE]
 
-    assert sorted(before["NodeNames"]) == sorted(again["NodeNames"]) == [IDLE, BUSY]
-    assert after["NodeNames"] == [IDLE]
+        for number in range(6):
+            await part.filter(pod_object(f"pod-{number}"), IDLE, BUSY)
+        await part.change(decisions={"history": 2, "detailed_nodes": 1})
+        assert len(extender.history) == 2
+        await part.filter(pod_object("last"), IDLE, BUSY)
+        assert len(extender.history) == 2
+        assert extender.placer.detailed == 1
 
+        await part.filter(control.create_pod(typo("silent")), IDLE)
+        await part.change(events={"enabled": True})
+        await part.filter(control.create_pod(typo("warned")), IDLE)
+        await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
+        events: list[Any] = list(control.events)
+        assert [event["regarding"]["name"] for event in events] == ["warned"]
 
-async def test_wire_takes_over_highest_score_and_shortlist(tmp_path: Path) -> None:
-    async with live(tmp_path) as part:
         await part.change(wire={"max_score": 1000, "shortlist": 1})
         scores = await part.prioritize(pod_object("a"), IDLE, BUSY)
         passed = await part.filter(pod_object("a"), IDLE, BUSY)
+        assert max(score["Score"] for score in scores) == 1000
+        assert passed["NodeNames"] == [IDLE]
 
-    assert max(score["Score"] for score in scores) == 1000
-    assert passed["NodeNames"] == [IDLE]
+
+def typo(name: str) -> JsonObject:
+    return pod_object(name, annotations={"idlegpu.io/gpu-memory": "20Gb"})
 
 
 async def test_prometheus_gets_new_queries_and_its_readings_stay(tmp_path: Path) -> None:
@@ -251,33 +274,6 @@ async def test_waking_keeps_its_state_when_switched_off_and_on(tmp_path: Path) -
         assert "waker" in {task.get_name() for task in asyncio.all_tasks()}
 
 
-async def test_fewer_decisions_are_remembered_in_less_detail(tmp_path: Path) -> None:
-    async with live(tmp_path) as part:
-        for number in range(6):
-            await part.filter(pod_object(f"pod-{number}"), IDLE, BUSY)
-        await part.change(decisions={"history": 2, "detailed_nodes": 1})
-        assert len(part.extender.history) == 2
-
-        await part.filter(pod_object("last"), IDLE, BUSY)
-        assert len(part.extender.history) == 2
-        assert part.extender.placer.detailed == 1
-
-
-async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
-    def typo(name: str) -> JsonObject:
-        return pod_object(name, annotations={"idlegpu.io/gpu-memory": "20Gb"})
-
-    async with live(tmp_path, events={"enabled": False}) as part:
-        control = part.cluster.control
-        await part.filter(control.create_pod(typo("silent")), IDLE)
-        await part.change(events={"enabled": True})
-        await part.filter(control.create_pod(typo("warned")), IDLE)
-        await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
-
-        events: list[Any] = list(control.events)
-        assert [event["regarding"]["name"] for event in events] == ["warned"]
-
-
 @pytest.fixture
 def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
@@ -297,23 +293,3 @@ async def test_log_is_written_as_is_set_now(tmp_path: Path) -> None:
         root = logging.getLogger()
         assert root.level == logging.ERROR
         assert [type(handler.formatter) for handler in root.handlers] == [logs.TextFormatter]
-
-
-async def test_bypassed_pods_are_judged_as_is_set_now(tmp_path: Path) -> None:
-    async with live(tmp_path) as part:
-        await part.change(bypassed={"schedulers": ["another"]})
-        control, bypassed_pods = part.cluster.control, part.extender.bypassed_pods
-        control.create_pod(pod_object("not-ours"))
-        await eventually(
-            lambda: any(pod.name == "not-ours" for pod in part.extender.fleet.pods.values()),
-            deadline_seconds=DEADLINE_SECONDS,
-        )
-
-        assert not bypassed_pods._waiting
-
-
-async def test_time_to_the_end_is_the_one_that_is_set_now(tmp_path: Path) -> None:
-    async with live(tmp_path) as part:
-        await part.change(shutdown_seconds=1.5)
-
-        assert part.extender.settings.shutdown_seconds == 1.5
