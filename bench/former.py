@@ -13,7 +13,7 @@ import numpy as np
 from extender.core.decision.assessment import Assessment, assess
 from extender.core.decision.evaluation import Evaluation, EvaluationInputs, estimates
 from extender.core.decision.filtering import Code, reject
-from extender.core.decision.scoring import _calm, health, mean
+from extender.core.decision.scoring import _calm, _health, mean
 from extender.core.nodes.snapshot import (
     Batch,
     Flags,
@@ -55,7 +55,7 @@ def evaluate(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evalua
     scores = _scores(batch, assessment, idle_chance, is_clean)
     return Evaluation(
         codes=codes,
-        scores=scores * health(batch, assessment),
+        scores=scores * _health(batch, assessment),
         bands=np.zeros(len(batch), dtype=np.int8),
         utilization=mean(assessment.utilization, assessment.works, assessment.working),
     )

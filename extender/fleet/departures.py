@@ -242,7 +242,7 @@ class Departures:
         )
 
     def _remember(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
-        """Remember what an ending pod held, before it is released."""
+        """Record the devices and the memory of an ending pod before they are released."""
         ended = self._ended_pods.setdefault(pod.node, {}).setdefault(
             pod.uid, _EndedPod(at=at, devices={})
         )
@@ -407,7 +407,7 @@ class Departures:
         return math.nan if seen is None else seen
 
     def _still_shown(self, device: _HeldDevice, row: int) -> tuple[_Release, bool]:
-        """Return the memory of an ended pod that still shows, and whether no other memory does."""
+        """Return the memory that an ended pod still uses, and whether no other memory shows."""
         own, rest = device.own, device.rest
         used, others, _ = self._store.occupancy(row)
         shown = max(used - rest.used, 0.0)

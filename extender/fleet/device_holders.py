@@ -27,10 +27,10 @@ _PodsByDevice = Mapping[DeviceKey, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeDeviceHolders:
-    """Which pods hold the devices of one node.
+    """Device holders of one node: the pods that hold each device.
 
     Attributes:
-        is_known: whether a source reports it.
+        is_known: whether a source reports the holders.
         at: time of the report, seconds since the epoch.
         pods: pods by device; no pod holds a device that is not listed.
         uids: UID by pod, as far as the source knows it.
@@ -404,7 +404,7 @@ def account(
 
 
 def _left(before: Occupancy, tenancy: MemoryTenancy, used: Column) -> Column:
-    """Return the memory that others still use of their share at the previous reading."""
+    """Return how much of the others' memory at the previous reading is still in use."""
     declared_use = before.used - before.others
     change = used - before.used
     # A process releases all its memory at once: the remaining use shows whose memory it was.

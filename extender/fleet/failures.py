@@ -84,7 +84,7 @@ class FailureLog:
         self._by_owner: dict[str, dict[str, _Failure]] = {}
 
     def adopt(self, rule: EarlyFailures) -> None:
-        """Switch to another rule."""
+        """Switch to other settings for early failures."""
         self._rule = rule
 
     def note(self, pod: PodRecord, at: float) -> None:
@@ -180,7 +180,7 @@ class FailureLog:
     def _spread(self) -> tuple[Counter[str], Counter[str]]:
         """Count the nodes on which each owner's pods failed: by a device, and in any way.
 
-        Failures with a measured device fault do not count in the first: the fault is the node's.
+        The first number excludes failures with a measured device fault: the fault is the node's.
         """
         failed = [item for failures in self._by_node.values() for item in failures.items()]
         by_device = (

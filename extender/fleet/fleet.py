@@ -296,7 +296,7 @@ class Fleet:
                 yield
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
-        """Apply what agents report of their own nodes."""
+        """Apply the agents' reports about their own nodes."""
         self._late |= self._allocations.apply_own_holders(own.holders)
         self._late |= self._allocations.sharing.note_replicas(own.replicas)
         self._late |= self._allocations.unsettled.intersection(own.nodes)
@@ -552,7 +552,7 @@ class Fleet:
         return any(pod.key in on_it for on_it in self._allocations.tenants_on(pod.node).values())
 
     def _time(self) -> float:
-        """Return the time, seconds since the epoch; correct all noted times after a step back."""
+        """Return the seconds since the epoch; shift recorded times if the clock was set back."""
         now, before = self._clock(), self._latest_at
         self._latest_at = now
         if now < before - _STEP_SECONDS:

@@ -89,13 +89,13 @@ class PodGroups:
         return frozenset(self._uids.get(key, ()))
 
     def tentative_seconds(self, uid: str, assumed: Assumed) -> float:
-        """Return the seconds for which a pod counts after our answer if it is not bound."""
+        """Return the seconds for which an unbound pod counts after the extender's answer."""
         record = self._pods.get(uid)
         is_reverted = record is not None and record.group is not None and record.group.is_reverted
         return assumed.simulated_seconds if is_reverted else assumed.tentative_seconds
 
     def note_request(self, uid: str, group: PodGroup | None, *, until: float) -> None:
-        """Note that kube-scheduler asks about the next pod of a group.
+        """Record a request of kube-scheduler for the next pod of a group.
 
         If the pod is assumed already, kube-scheduler has reverted the group and tries it again, so
         pods assumed after this one are dropped. The group's other assumed pods still count. Groups

@@ -17,7 +17,7 @@ _Offered = Mapping[str, int]
 
 
 class OfferChanges:
-    """When each node last began to offer fewer devices, or came back.
+    """Times at which nodes last began to offer fewer devices, or came back.
 
     Readings may not show such a change yet.
     """
@@ -128,7 +128,7 @@ class ShareEvidence:
 
 
 class ModelNumbers:
-    """Numbers of GPU models, as rows and snapshots use them; 0 is unknown."""
+    """Assigns a number to each GPU model, for rows and snapshots; 0 is an unknown model."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {"": 0}

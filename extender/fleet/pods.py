@@ -111,7 +111,7 @@ class _Seen:
 
 
 class SimilarPods:
-    """Memory that pods were measured to use on a device, for similar pods.
+    """Measured memory of pods on a device, to estimate the memory of similar pods.
 
     Only the few pods that started last count, including ended ones. The order of the records does
     not matter: replicas that see the same pods must expect the same memory.

@@ -56,7 +56,10 @@ class Settings(Section):
         "rest, so nvidia.com/mig-* also matches the shared forms",
     )
     mode: Annotated[service.Mode, AnyCase] = Field(
-        default=service.Mode.ACTIVE, description=service.MODE
+        default=service.Mode.ACTIVE,
+        description="active: answers filter and score nodes. shadow: decisions are made and "
+        "recorded, but every candidate passes without a score, so that kube-scheduler places "
+        "pods as without the extender",
     )
     thresholds: decision.ThresholdSettings = decision.ThresholdSettings()
     strategy: Annotated[Strategy, AnyCase] = Field(
@@ -104,17 +107,37 @@ class Settings(Section):
     decisions: service.DecisionsSettings = service.DecisionsSettings()
     decision_log: service.DecisionLog = service.DecisionLog()
     regret: service.RegretSettings = service.RegretSettings()
-    prices: service.Prices = Field(default={}, description=service.PRICES)
+    prices: service.Prices = Field(
+        default={},
+        description="price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: "
+        "1.4}, by label of the node (label/pool=cheap: 0.9) or by node (node/gpu-7: 0.5), in any "
+        "currency: page, API and `idlegpu costs` then show the cost of pods. A node's entry "
+        "counts before a label's, a label's before a model's; of several the longest counts",
+    )
     price: Annotated[PriceMode, AnyCase] = Field(
-        default=PriceMode.IGNORE, description=service.PRICE
+        default=PriceMode.IGNORE,
+        description="effect of prices on the choice of a node for pods that name no model: "
+        "ignore; prefer: of nodes as likely to have idle GPUs the cheaper one first; strict: "
+        "only the cheapest of the nodes that would do",
     )
     spot_share: Annotated[float, Field(gt=0, le=1), Unit("ratio")] = Field(
-        default=1.0, description=service.SPOT_SHARE
+        default=1.0,
+        description="part of a model's price that spot nodes cost, known by the labels of "
+        "Karpenter, EKS, GKE and AKS and by node.kubernetes.io/lifecycle=spot",
     )
     group_topology: decision.Topology = Field(
-        default=decision.DEFAULT.group_topology, description=decision.GROUP_TOPOLOGY
+        default=decision.DEFAULT.group_topology,
+        description="labels that show which nodes are near each other, from the nearest domain "
+        "(NVLink) to the widest (zone): among equally suitable nodes those near a pod's group "
+        "come first (docs/decision.md). Labels that no node has do not count. Empty: groups do "
+        "not count at all",
     )
-    pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
+    pool_labels: service.PoolLabels = Field(
+        default=(),
+        description="labels whose value names a node's pool, for groups on the page and for "
+        "metrics by pool; they are checked before the labels of cloud providers, which are built "
+        "in",
+    )
     log: service.Log = service.Log()
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
         default=1000,

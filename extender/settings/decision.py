@@ -238,12 +238,6 @@ Topology = Annotated[
     ValueForm(f"a list of up to {_MOST_LEVELS} names of labels"),
 ]
 
-GROUP_TOPOLOGY: Final = (
-    "labels that show which nodes are near each other, from the nearest domain (NVLink) to "
-    "the widest (zone): among equally suitable nodes those near a pod's group come first "
-    "(docs/decision.md). Labels that no node has do not count. Empty: groups do not count at all"
-)
-
 
 class LoadFilterSettings(Section):
     """Settings for rejecting nodes because of load."""

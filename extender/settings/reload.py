@@ -147,7 +147,7 @@ class SettingsFile:
                     cause = str(error)
                     _logger.warning(
                         "directory of the settings file cannot be watched, the file is only read "
-                        "now and then",
+                        "periodically",
                         extra={
                             "file": str(self.path),
                             "cause": cause,
@@ -274,7 +274,9 @@ class Reloader:
             return  # the first read finds the settings with which the extender was started
         self._note(outcome, "")
         _logger.info(
-            "settings reloaded" if changes else "settings file changed, no setting in force did",
+            "settings reloaded"
+            if changes
+            else "settings file changed without effect on the settings in force",
             extra={"file": str(self._file.path), "changed": _shown(changes)},
         )
 
@@ -311,13 +313,13 @@ class Reloader:
 
     async def _go_back(self) -> str:
         """Restore the settings from before a fault, and return a message about the result."""
-        fault = "a fault while the settings were taken over"
+        fault = "internal error while new settings were applied"
         try:
             await self._adopt_again()
         except Exception:
             _logger.exception("fault", extra={"verb": "reload"})
-            return f"{fault}, and while those before them were put back: restart"
-        return f"{fault}, those before them stay in force: see the log"
+            return f"{fault}, and while the previous settings were restored: restart"
+        return f"{fault}, the previous settings stay in force: see the log"
 
     async def _adopt_again(self) -> None:
         """Apply all settings in force again, because some parts may have been replaced."""
@@ -339,10 +341,10 @@ class Reloader:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._note(
             ReloadOutcome.REJECTED,
-            f"bad settings file, the settings before it stay in force: {problems[0]}{more}",
+            f"invalid settings file, the previous settings stay in force: {problems[0]}{more}",
         )
         _logger.warning(
-            "settings file is bad, the settings before it stay in force",
+            "settings file is invalid, the previous settings stay in force",
             extra={"file": str(self._file.path), "problems": problems},
         )
 

@@ -20,35 +20,7 @@ from extender.settings.section import (
     check_label,
 )
 
-PRICES: Final = (
-    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}, by label of the "
-    "node (label/pool=cheap: 0.9) or by node (node/gpu-7: 0.5), in any currency: page, API and "
-    "`idlegpu costs` then show the cost of pods. A node's entry counts before a label's, a label's "
-    "before a model's; of several the longest counts"
-)
-
-PRICE: Final = (
-    "effect of prices on the choice of a node for pods that name no model: ignore; prefer: of "
-    "nodes as likely to have idle GPUs the cheaper one first; strict: only the cheapest of the "
-    "nodes that would do"
-)
-
-SPOT_SHARE: Final = (
-    "part of a model's price that spot nodes cost, known by the labels of Karpenter, EKS, GKE and "
-    "AKS and by node.kubernetes.io/lifecycle=spot"
-)
-
-POOL_LABELS: Final = (
-    "labels whose value names a node's pool, for groups on the page and for metrics by pool; they "
-    "are checked before the labels of cloud providers, which are built in"
-)
-
 STDOUT: Final = "-"
-
-MODE: Final = (
-    "active: answers filter and score nodes. shadow: decisions are made and recorded, but every "
-    "candidate passes without a score, so that kube-scheduler places pods as without the extender"
-)
 
 
 class Wire(Section):

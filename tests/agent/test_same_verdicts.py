@@ -17,7 +17,7 @@ from agent.options import Options
 from agent.report.contract import Device, Report
 from agent.sampler import Sampler
 from extender.core.decision.health import HealthColumns, judge, stress, words
-from extender.core.devices.readings import NVML_ONLY, Column, Signal
+from extender.core.devices.readings import _NVML_ONLY, Column, Signal
 from extender.core.policy import Health, HealthAction
 from extender.sources.prometheus.dcgm import build_table
 from testkit.agent.replay import Replay, error
@@ -431,7 +431,7 @@ def test_every_health_metric_is_in_the_table() -> None:
     signals = {
         one
         for one in Signal
-        if one not in NVML_ONLY | {Signal.HEALTH_STATUS} and not one.value.endswith(of_load)
+        if one not in _NVML_ONLY | {Signal.HEALTH_STATUS} and not one.value.endswith(of_load)
     }
     names = {name for fact in FACTS.values() for name in fact.dcgm}
 

@@ -136,7 +136,7 @@ parts depend on these and on the batch, but not on the memory that the pod reque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """Devices of a batch as seen by one pod; matrices have a row per node and a column per slot.
+    """Assessment of a batch's devices for one pod; matrices have a row per node, a column per slot.
 
     Attributes:
         landing: the landing set of each node.

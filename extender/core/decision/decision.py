@@ -343,7 +343,7 @@ class _Grouping:
     codes: Codes
 
     def judge(self, codes: Codes) -> GroupFit:
-        """Return the candidates' nearness to the group, by the verdicts on them.
+        """Rank the candidates by their nearness to the group, using the verdicts on them.
 
         A group that the cluster can never hold is refused before its first pod is placed. Nodes
         that are not known yet may hold it.
@@ -396,7 +396,7 @@ def _refuse_dearer(codes: Codes, prices: Rows, roomy: Flags | None) -> Codes:
 def _refuse_others(
     candidates: Sequence[str], codes: Codes, targets: Sequence[Target], policy: TargetPolicy
 ) -> Codes:
-    """Refuse all nodes but the first target that passes; if none passes, the policy decides."""
+    """Refuse all nodes but the first target that passes; else the target policy applies."""
     place = {node: at for at, node in enumerate(candidates)}
     found = (place.get(target.node) for target in targets if target.is_usable)
     at = next((at for at in found if at is not None and codes[at] == Code.PASSES), None)

@@ -92,7 +92,7 @@ def evaluate_cached(
     inputs: EvaluationInputs,
     entries: Iterable[CacheEntry] = (),
 ) -> CacheEntry:
-    """Return the entry of a pool for a request, made from the entry with the fewest dirty rows.
+    """Evaluate a pool for a request: update the cached entry that has the fewest dirty rows.
 
     The pod's nomination is not included; `nominate` adds it.
 
@@ -112,7 +112,7 @@ def evaluate_together(
     all_inputs: Sequence[EvaluationInputs],
     entries: Sequence[Iterable[CacheEntry]],
 ) -> list[CacheEntry]:
-    """Return the entries of a pool for several requests; their dirty rows are evaluated at once.
+    """Evaluate a pool for several requests: the dirty rows of all cached entries in one batch.
 
     One batch for all requests takes little longer than a batch for one.
 
@@ -160,7 +160,7 @@ def evaluate_in_steps(
 def _nearest(
     snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs, entries: Iterable[CacheEntry]
 ) -> tuple[CacheEntry, set[int]] | None:
-    """Return the usable entry with the fewest dirty rows, and these rows."""
+    """Return the usable entry with the fewest dirty rows, and its dirty rows."""
     usable = [
         (entry, _dirty(entry, pool, inputs.overlay))
         for entry in entries
@@ -170,7 +170,7 @@ def _nearest(
 
 
 def _dirty(entry: CacheEntry, pool: Pool, overlay: Overlay) -> set[int]:
-    """Return the rows that may differ from an entry's: changed, or with other tentative tenants."""
+    """Return the rows that may differ from a cached entry: changed rows, or changed tenants."""
     before = entry.overlay
     nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
     nodes.update(node for node in before if node not in overlay)
@@ -181,7 +181,7 @@ def _dirty(entry: CacheEntry, pool: Pool, overlay: Overlay) -> set[int]:
 def _changed(
     entry: CacheEntry, pool: Pool, inputs: EvaluationInputs, dirty: set[int], is_out: Flags
 ) -> set[int]:
-    """Return the dirty rows that really differ from an entry's.
+    """Return the dirty rows whose values differ from those of a cached entry.
 
     A row is unchanged if a pod was bound to the node on which it was assumed. `is_out` can only
     differ for rows in `estimated`.

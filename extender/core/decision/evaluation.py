@@ -135,7 +135,7 @@ def are_accepted(models: Sequence[str], required: Sequence[str]) -> Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRequests:
-    """Requests of pods to their host as columns: one row per node, or one row for all nodes.
+    """CPU, memory and storage that pods request, as columns: one row per node, or one for all.
 
     Attributes:
         millicores: requested CPU.
@@ -407,7 +407,7 @@ def device_requests(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationInputs:
-    """One pod's request to one pool, and what else an evaluation needs.
+    """Inputs of an evaluation: one pod's request to one pool, and the settings that apply to it.
 
     Attributes:
         request: the pod's whole request.

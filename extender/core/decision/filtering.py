@@ -114,7 +114,7 @@ def _fitting_needed(batch: Batch, requested: DeviceRequests, assessment: Assessm
 
 
 def _given_back(batch: Batch, requested: DeviceRequests) -> Rows:
-    """Return the number of devices or replicas that pods have released and that we still count."""
+    """Return the number of devices or replicas that pods released and the extender still counts."""
     given_back: Rows = np.maximum(
         requested.count - np.maximum(batch.allocatable - batch.held, 0), 0
     )

@@ -57,7 +57,9 @@ def stranded_in_steps(
     free_bytes: Ratios,
     hosts: _HostNeeds,
 ) -> Steps[Ratios]:
-    """Return the devices that the pod strands on each node, in steps of `_QUANTUM`; may be < 0.
+    """Compute how many devices the pod makes unusable on each node, rounded to `_QUANTUM`.
+
+    The number is negative if the pod takes devices that the seen requests could not use.
 
     Args:
         batch: the nodes.

@@ -126,7 +126,7 @@ class GroupFit:
         name: kind and name of the group.
         size: number of its pods, as far as known.
         placed: number of its other pods by node.
-        rest: number of its pods that are not placed, with this one.
+        rest: number of its pods that are not placed, including this one.
         fitting: nearest domains with room for these, the most room first; () if none has.
         too_few: number of the group's pods that the cluster's devices, held or free, suffice for;
             None if they suffice for all.
@@ -220,7 +220,7 @@ def _budget(price_mode: PriceMode) -> float:
 
 
 def _units(kinds: Rows, most: float) -> tuple[float, ...]:
-    """Return the units of each rank.
+    """Return the score units of each rank of nearness.
 
     Args:
         kinds: by rank, the levels and after them the quarters; ascending.

@@ -178,7 +178,7 @@ def score(
     """
     needed = assessment.landing.needed
     band = bands(assessment.band_chance, needed)
-    certain = _sure(batch, assessment, band) * health(batch, assessment)
+    certain = _sure(batch, assessment, band) * _health(batch, assessment)
     # The same for all requests with the same grounds, hence cached.
     quiet = batch.shared_results.get(
         assessment.grounds and ("calm", weights, assessment.grounds),
@@ -232,7 +232,7 @@ def _sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
     return np.where(batch.is_shared, shared, certain)
 
 
-def health(batch: Batch, assessment: Assessment) -> Ratios:
+def _health(batch: Batch, assessment: Assessment) -> Ratios:
     """Return the share of certainty that ill health and early failures leave, 0 to 1."""
     return (1.0 - penalty(batch, assessment)) * (1.0 - batch.suspicion)
 
@@ -303,7 +303,7 @@ def _fullness(left: Ratios) -> Ratios:
 
 
 def _usable(stranded: Ratios, most: float) -> Ratios:
-    """Return the units for devices that stay usable: the fewer are stranded, the more."""
+    """Return the units of fit for devices that stay usable: fewer stranded, more units."""
     units: Ratios = _STRANDED * (most - np.maximum(np.minimum(stranded, most), -most))
     return units
 

@@ -66,7 +66,7 @@ class ReportedSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceVerdict:
-    """One device as seen by a pod.
+    """Verdict on one device for a pod.
 
     Attributes:
         can_land: the kubelet could allocate it to the pod.
@@ -141,7 +141,7 @@ class NodeScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict(NodeScore):
-    """One node as seen by a pod.
+    """Verdict on one node for a pod.
 
     Attributes:
         resource: the requested resource.
@@ -494,7 +494,7 @@ def _price_of(evidence: VerdictEvidence, at: int) -> float | None:
 
 
 def _place_in_words(place: int) -> int:
-    """Return a rank counted from 1 for the first, 0 if unlisted, `MAY_GET` if only some are."""
+    """Convert a model's rank to its place in the pod's list: 1 is first, 0 is not listed."""
     return MAY_GET if place == PERHAPS else PLACES + 1 - place if place else 0
 
 

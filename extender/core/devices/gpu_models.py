@@ -85,7 +85,7 @@ def _words_of(model: str) -> frozenset[str]:
 
 
 def _identity_of(model: str) -> frozenset[str]:
-    """Return the words of a model's name, and those that it implies."""
+    """Return the words of a model's name, and the words that the name implies."""
     words = _words_of(normalize_model(model))
     if words >= {"h100", "hbm3"}:
         words |= {"sxm5"}  # the names of the other H100 say PCIe or NVL
@@ -97,7 +97,7 @@ def _states_size(words: frozenset[str]) -> bool:
 
 
 def _without_sharing(model: str) -> str:
-    """Return a normalized model name without what node labels add about sharing and MIG."""
+    """Remove the words that node labels add for sharing and MIG from a normalized model name."""
     return model.partition(" mig ")[0].removesuffix(" shared")
 
 

@@ -96,7 +96,7 @@ GROWING = frozenset(
 )
 """Signals that are rates of a counter."""
 
-NVML_ONLY = frozenset(
+_NVML_ONLY = frozenset(
     {
         Signal.SRAM_THRESHOLD_EXCEEDED,
         Signal.FABRIC_HEALTH,

@@ -75,7 +75,7 @@ class NodeIndex:
             yield
 
     def find(self, text: bytes, begin: int, end: int) -> NamesIn | None:
-        """Look up the names of a JSON list in a text by number.
+        """Convert the names of a JSON list in a text to node numbers.
 
         Returns None if the list must be parsed as strings: it is short, has many unknown names or a
         duplicate, or is not in Go's spelling.

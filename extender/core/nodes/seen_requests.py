@@ -32,7 +32,7 @@ _LARGEST: Final = 1e12
 
 @dataclass(frozen=True, slots=True, order=True)
 class RequestKind:
-    """Request that equal pods share.
+    """One request, made by any number of equal pods.
 
     Attributes:
         count: devices or replicas.
@@ -53,7 +53,7 @@ class RequestKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SeenRequests:
-    """Requests seen for one resource, with their shares.
+    """Requests seen for one resource, and the share of the pods that made each request.
 
     Attributes:
         kinds: the different requests.
@@ -138,7 +138,7 @@ class RequestTable:
         """Count the request of a new pod.
 
         Args:
-            record: the pod's record while it is unbound, because only that has its CPU and memory.
+            record: record of the unbound pod; records of bound pods lack CPU and memory.
             models: accepted GPU models, normalized; () for all.
         """
         for resource, count in record.resources.items():

@@ -134,7 +134,7 @@ class GpuRequest:
 
     @property
     def may_wait(self) -> bool:
-        """Whether the pod waits for its own demands rather than go to an unsuitable node."""
+        """Whether the pod waits for its own conditions instead of going to an unsuitable node."""
         is_bound = self.targets and self.target_policy is TargetPolicy.REQUIRE
         return bool(self.requires_idle or self.required_models or is_bound)
 

@@ -113,7 +113,7 @@ async def test_bad_file_leaves_the_settings_and_is_reported(
         assert part.value("loaded_timestamp_seconds") == loaded_at
         assert all(word in part.reloader.problem for word in words), part.reloader.problem
         assert "stay in force" in part.reloader.problem
-        lines = lines_of(caplog, "settings file is bad, the settings before it stay in force")
+        lines = lines_of(caplog, "settings file is invalid, the previous settings stay in force")
         assert [line.levelname for line in lines] == ["WARNING"]
         assert all(word in str(lines[0].problems) for word in words)
 
@@ -143,7 +143,7 @@ async def test_problems_beyond_the_first_are_counted_in_short_and_logged_in_full
         await until(lambda: part.reloader.problem)
 
     assert part.reloader.problem.endswith("(and 1 more)")
-    (line,) = lines_of(caplog, "settings file is bad, the settings before it stay in force")
+    (line,) = lines_of(caplog, "settings file is invalid, the previous settings stay in force")
     assert len(line.problems) == 2
 
 
@@ -231,7 +231,7 @@ async def test_other_words_for_the_same_change_nothing(
         await until(lambda: part.count(ReloadOutcome.UNCHANGED))
 
     assert (part.adopted, part.counts) == ([], (0, 0, 1))
-    assert lines_of(caplog, "settings file changed, no setting in force did")
+    assert lines_of(caplog, "settings file changed without effect on the settings in force")
 
 
 async def test_setting_that_needs_a_restart_keeps_its_value_and_says_so(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from extender.core.devices.readings import NVML_ONLY, DeviceKey, Signal
+from extender.core.devices.readings import _NVML_ONLY, DeviceKey, Signal
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.dcgm import (
     DEFAULT_METRICS,
@@ -145,7 +145,7 @@ def test_each_metric_is_in_the_table_once() -> None:
 
 
 def test_table_covers_every_signal() -> None:
-    assert {metric.signal for metric in build_table()} == set(Signal) - NVML_ONLY
+    assert {metric.signal for metric in build_table()} == set(Signal) - _NVML_ONLY
 
 
 def test_a_users_row_replaces_the_default() -> None:
