@@ -18,7 +18,6 @@ from extender.insight.advice_findings import (
     OWN_SECONDS,
     CardFinding,
     Measured,
-    MinuteHistory,
     PodFinding,
     PrometheusCache,
     find,
@@ -31,7 +30,7 @@ from extender.insight.advice_rules import (
     MemoryAdvice,
     MemoryVerdict,
 )
-from extender.insight.last_hour import Plots
+from extender.insight.last_hour import Plots, ShortMemory
 from extender.insight.stranded import HostPods, find_stranded
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.fair_queue import BusyError, FairQueue
@@ -57,7 +56,7 @@ _BOUNDS: Final = {
 }
 
 
-def card_words(card: Card, advice: CardRecommendation) -> str:
+def _card_words(card: Card, advice: CardRecommendation) -> str:
     """Explain the advice for a card."""
     if advice.verdict is CardVerdict.NOT_MEASURED:
         return (
@@ -163,7 +162,7 @@ class AdviceRoutes:
     def __init__(
         self,
         fleet: Fleet,
-        memory: MinuteHistory,
+        memory: ShortMemory,
         plots: Plots | None,
         clock: Callable[[], float],
         host_pods: HostPods,
@@ -298,7 +297,7 @@ def _card_view(found: CardFinding) -> CardAdvice:
         mig_layout=advice.layout or None,
         replica_memory_bytes=advice.memory_bytes,
         **_figures(card.use, found.source),
-        why=card_words(card, advice),
+        why=_card_words(card, advice),
     )
 
 

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from extender.insight.advice_rules import (
     uses,
     uses_a_tenth,
 )
-from extender.insight.last_hour import Plots, Values
+from extender.insight.last_hour import Plots, ShortMemory, Values
 from extender.insight.views import PRODUCT_LABEL
 from extender.server.json_api import chunks
 from extender.server.redaction import sees
@@ -43,7 +43,7 @@ _LONG_STEPS: Final = 241
 _MOST_DEVICES: Final = 2048
 """Largest number of devices to query for one answer: 32 sequential queries for each metric."""
 
-KEPT_SECONDS: Final = 60.0
+_KEPT_SECONDS: Final = 60.0
 """Lifetime of a cached Prometheus answer; its samples are a minute or more apart."""
 _MOST_KEPT: Final = 64
 """Size of the cache: each entry has 64 devices and a quarter of a megabyte."""
@@ -69,7 +69,7 @@ KINDS: Final = (*(verdict.value for verdict in MemoryVerdict), _TENTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class _Samples:
     """Samples of some devices.
 
     Attributes:
@@ -85,13 +85,6 @@ class Samples:
     memory_bytes: Matrix
 
 
-class MinuteHistory(Protocol):
-    """Interface to our own history, `page.history.MinuteHistory`."""
-
-    def columns(self, rows: Sequence[int]) -> tuple[Column, Matrix, Matrix]:
-        """Return sample times, activity ratios and memory ratios."""
-
-
 class PrometheusCache:
     """Cache of Prometheus answers, shared by all callers because it contains no pod data.
 
@@ -101,16 +94,16 @@ class PrometheusCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._entries: OrderedDict[_CacheKey, tuple[float, Samples]] = OrderedDict()
+        self._entries: OrderedDict[_CacheKey, tuple[float, _Samples]] = OrderedDict()
 
-    def get(self, key: _CacheKey) -> Samples | None:
+    def get(self, key: _CacheKey) -> _Samples | None:
         """Return the cached answer to a query, None if it is missing or expired."""
         until, samples = self._entries.get(key, (0.0, None))
         return samples if self._clock() < until else None
 
-    def put(self, key: _CacheKey, samples: Samples) -> None:
-        """Cache an answer for `KEPT_SECONDS`."""
-        self._entries[key] = (self._clock() + KEPT_SECONDS, samples)
+    def put(self, key: _CacheKey, samples: _Samples) -> None:
+        """Cache an answer for `_KEPT_SECONDS`."""
+        self._entries[key] = (self._clock() + _KEPT_SECONDS, samples)
         self._entries.move_to_end(key)
         if len(self._entries) > _MOST_KEPT:
             self._entries.popitem(last=False)
@@ -133,7 +126,7 @@ class Measured:
     def __init__(
         self,
         fleet: Fleet,
-        memory: MinuteHistory,
+        memory: ShortMemory,
         plots: Plots | None,
         seconds: float,
         kept: PrometheusCache,
@@ -146,7 +139,7 @@ class Measured:
         self._cache = kept
         self._left = _MOST_DEVICES
 
-    async def of(self, rows: Sequence[int]) -> Samples:
+    async def of(self, rows: Sequence[int]) -> _Samples:
         """Return the samples of some devices, few enough for one query."""
         if self._plots is not None:
             samples = await self._query(self._plots, rows)
@@ -156,7 +149,7 @@ class Measured:
         totals = self._fleet.snapshot().telemetry.memory_total_bytes[list(rows)]
         since = times[-1] - self._seconds if len(times) else 0.0
         is_in = times >= since
-        return Samples(
+        return _Samples(
             source=_BY_US,
             times=times[is_in],
             activity=activity[is_in],
@@ -164,7 +157,7 @@ class Measured:
             memory_bytes=np.where(totals > 0, memory[is_in] * totals, np.nan),
         )
 
-    async def _query(self, plots: Plots, rows: Sequence[int]) -> Samples | None:
+    async def _query(self, plots: Plots, rows: Sequence[int]) -> _Samples | None:
         if self._left < len(rows):
             self.note = (
                 self.note or f"only {_MOST_DEVICES} GPUs were queried in Prometheus: name a node"
@@ -182,7 +175,7 @@ class Measured:
             self.note = answer.error
             self._left = 0  # do not query a failing Prometheus again for this answer
             return None
-        samples = Samples(
+        samples = _Samples(
             source=_BY_PROMETHEUS,
             times=np.array(answer.times, dtype=np.float64),
             activity=_matrix(answer.activity, keys, len(answer.times)),
@@ -201,7 +194,7 @@ def _matrix(values: Mapping[DeviceKey, Values], keys: Sequence[DeviceKey], steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredDevice:
+class _MeasuredDevice:
     """A device that pods hold or can share.
 
     Attributes:
@@ -228,7 +221,7 @@ class MeasuredDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHistory:
+class _DeviceHistory:
     """Measured use of a device, and the source of the samples."""
 
     use: Use
@@ -239,7 +232,7 @@ class DeviceHistory:
 class CardFinding:
     """Advice for a card."""
 
-    device: MeasuredDevice
+    device: _MeasuredDevice
     card: Card
     advice: CardRecommendation
     source: str
@@ -271,7 +264,7 @@ class PodFinding:
 
 
 @dataclass(slots=True)
-class Findings:
+class _Findings:
     """Findings in the order of node names.
 
     Attributes:
@@ -312,7 +305,7 @@ class Findings:
         if len(self.pods[pod.kind]) < self.most:
             self.pods[pod.kind].append(pod)
 
-    def note(self, looks: Iterable[DeviceHistory]) -> None:
+    def note(self, looks: Iterable[_DeviceHistory]) -> None:
         """Add the use of devices to the totals."""
         for look in looks:
             self.devices += 1
@@ -328,7 +321,7 @@ async def find(
     node: str | None = None,
     namespace: str | None = None,
     most: int,
-) -> Findings:
+) -> _Findings:
     """Evaluate all devices that pods hold or share, and their pods.
 
     Args:
@@ -340,10 +333,10 @@ async def find(
     """
     snapshot = fleet.snapshot()
     nodes = {name for pool in snapshot.pools.values() for name in pool.nodes}
-    found = Findings(most=most)
+    found = _Findings(most=most)
     for names in chunks(sorted(nodes) if node is None else [node], _PIECE_NODES):
         by_node = {name: list(_devices(fleet, snapshot, name)) for name in names}
-        looks: dict[int, DeviceHistory] = {}
+        looks: dict[int, _DeviceHistory] = {}
         for some in chunks(chain.from_iterable(by_node.values()), _PIECE_DEVICES):
             looks |= await _look(fleet, measured, some)
         found.note(looks.values())
@@ -355,7 +348,7 @@ async def find(
     return found
 
 
-def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[MeasuredDevice]:
+def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[_MeasuredDevice]:
     """Yield the devices of a node that pods hold or share."""
     record = fleet.nodes.get(node)
     for pool in snapshot.pools.values():
@@ -368,7 +361,7 @@ def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[MeasuredDe
             is_meant = pool_row.is_shared or bool(tenants)
             if info is None or row >= len(snapshot.telemetry.latest) or not is_meant:
                 continue
-            yield MeasuredDevice(
+            yield _MeasuredDevice(
                 node=node,
                 resource=pool.resource,
                 row=row,
@@ -382,22 +375,22 @@ def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[MeasuredDe
 
 
 async def _look(
-    fleet: Fleet, measured: Measured, devices: Sequence[MeasuredDevice]
-) -> dict[int, DeviceHistory]:
+    fleet: Fleet, measured: Measured, devices: Sequence[_MeasuredDevice]
+) -> dict[int, _DeviceHistory]:
     """Return the use of devices since their tenants last changed."""
     samples = await measured.of([device.row for device in devices])
     since = np.array([fleet.store.tenants_since(device.row) for device in devices])
     found = uses(samples.times, samples.activity, samples.memory_bytes, since)
     return {
-        device.row: DeviceHistory(use=use, source=samples.source)
+        device.row: _DeviceHistory(use=use, source=samples.source)
         for device, use in zip(devices, found, strict=True)
     }
 
 
 def _cards(
-    devices: Sequence[MeasuredDevice],
+    devices: Sequence[_MeasuredDevice],
     pods: Mapping[str, PodRecord],
-    looks: Mapping[int, DeviceHistory],
+    looks: Mapping[int, _DeviceHistory],
 ) -> Iterator[CardFinding]:
     """Yield the cards of a node that get advice."""
     for device in devices:
@@ -424,10 +417,10 @@ def _cards(
 
 
 def _judge_node(
-    devices: Sequence[MeasuredDevice],
+    devices: Sequence[_MeasuredDevice],
     records: Sequence[PodRecord],
     namespace: str | None,
-    into: tuple[Findings, Mapping[int, DeviceHistory], Fleet],
+    into: tuple[_Findings, Mapping[int, _DeviceHistory], Fleet],
 ) -> None:
     """Add the findings of a node's cards and pods."""
     found, looks, fleet = into
@@ -441,9 +434,9 @@ def _judge_node(
 
 def _judge(
     record: PodRecord,
-    devices: Sequence[MeasuredDevice],
-    found: Findings,
-    looks: Mapping[int, DeviceHistory],
+    devices: Sequence[_MeasuredDevice],
+    found: _Findings,
+    looks: Mapping[int, _DeviceHistory],
     shares: PodMemory,
 ) -> None:
     """Add the findings about a pod."""
@@ -459,7 +452,7 @@ def _judge(
     total = min((device.memory_bytes for device in own), default=0.0)
     if own and total and not is_alone and not is_whole:
         keys = [device.info.key for device in own]
-        look = DeviceHistory(use=shares.use(record.uid, keys), source=_BY_AGENT)
+        look = _DeviceHistory(use=shares.use(record.uid, keys), source=_BY_AGENT)
         if look.use.samples >= LEAST_SAMPLES:
             _judge_memory(record, own, look, found)
         else:
@@ -484,11 +477,11 @@ def _judge(
                 source=source,
             )
         )
-    _judge_memory(record, own, DeviceHistory(use=use, source=source), found)
+    _judge_memory(record, own, _DeviceHistory(use=use, source=source), found)
 
 
 def _judge_memory(
-    record: PodRecord, own: Sequence[MeasuredDevice], look: DeviceHistory, found: Findings
+    record: PodRecord, own: Sequence[_MeasuredDevice], look: _DeviceHistory, found: _Findings
 ) -> None:
     """Add a finding if a pod requests far more memory than it uses, or less."""
     requested, use = record.memory_bytes, look.use

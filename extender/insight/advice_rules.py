@@ -53,8 +53,8 @@ numbers."""
 TENTH: Final = 0.1
 """Share of time busy up to which a pod does not need whole GPUs."""
 
-FAR_RATIO: Final = 2.0
-FAR_BYTES: Final = 2 * GIB
+_FAR_RATIO: Final = 2.0
+_FAR_BYTES: Final = 2 * GIB
 """A pod requests too much memory if it exceeds its use by this factor and by this many bytes."""
 
 _SHORT_RATIO: Final = 1.1
@@ -90,13 +90,13 @@ class Bound(StrEnum):
     """`MOST_REPLICAS`, the maximum that is ever recommended."""
 
 
-def quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
+def _quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
     """Return a quantile per column: the lowest value that this share of values does not exceed.
 
     The result is always a measured value, never interpolated; NaN for an empty column.
 
     Example:
-        >>> quantiles(np.array([[1.0], [3.0], [np.nan], [2.0]]), 0.5).tolist()
+        >>> _quantiles(np.array([[1.0], [3.0], [np.nan], [2.0]]), 0.5).tolist()
         [2.0]
     """
     counts = (~np.isnan(samples)).sum(axis=0)
@@ -123,9 +123,9 @@ def uses(times: Column, activity: Matrix, memory_bytes: Matrix, since: Column) -
     is_known = ~np.isnan(activity)
     counts = is_known.sum(axis=0).tolist()
     columns = zip(
-        quantiles(activity).tolist(),
-        quantiles(memory_bytes).tolist(),
-        quantiles(memory_bytes, 1.0).tolist(),
+        _quantiles(activity).tolist(),
+        _quantiles(memory_bytes).tolist(),
+        _quantiles(memory_bytes, 1.0).tolist(),
         strict=True,
     )
     return [
@@ -343,7 +343,9 @@ def judge_memory(
     suggested = int(max(min(suggested, total_bytes), GIB))
     if most_bytes > requested_bytes * _SHORT_RATIO:
         return MemoryAdvice(verdict=MemoryVerdict.TOO_LITTLE, suggested_bytes=suggested)
-    is_far = requested_bytes >= most_bytes * FAR_RATIO and requested_bytes - most_bytes >= FAR_BYTES
+    is_far = (
+        requested_bytes >= most_bytes * _FAR_RATIO and requested_bytes - most_bytes >= _FAR_BYTES
+    )
     if is_far and suggested < requested_bytes:
         return MemoryAdvice(verdict=MemoryVerdict.TOO_MUCH, suggested_bytes=suggested)
     return None

@@ -1,7 +1,7 @@
 """Metrics for autoscalers: GPUs that pods wait for, and idle and stranded GPUs by node pool.
 
 Label values are bounded: models are mapped to a fixed list, sizes to steps, and pools beyond
-`MOST_POOLS` to one value.
+`_MOST_POOLS` to one value.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from extender.core.steps import Steps
 from extender.insight.stranded import TypicalNeeds, count_usable
 
 _NO_POOL: Final = "none"
-MOST_POOLS: Final = 64
+_MOST_POOLS: Final = 64
 """Number of pools with a label value of their own, first by name."""
 
 _SIZES: Final = (1, 2, 4, 8)
@@ -58,9 +58,9 @@ class Supply:
         self._all: Counter[tuple[str, str, str]] = Counter()
         self._idle: Counter[tuple[str, str, str]] = Counter()
         self._stranded: Counter[tuple[str, str, str]] = Counter()
-        self._pools = {name: pool_of(record, labels) for name, record in nodes.items()}
+        self._pools = {name: _pool_of(record, labels) for name, record in nodes.items()}
         names = sorted(set(self._pools.values()) - {_NO_POOL})
-        self._labelled = {_NO_POOL, *names[:MOST_POOLS]}
+        self._labelled = {_NO_POOL, *names[:_MOST_POOLS]}
 
     def add_in_steps(self, pool: Pool, batch: Batch, assessment: Assessment) -> Steps[None]:
         """Count the devices of a resource pool.
@@ -138,11 +138,11 @@ def _model_word(model: str) -> str:
     return short_model(model) if model and len(models_in(model)) == 1 else OTHER
 
 
-def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
+def _pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
     """Return the pool of a node by the first label that is set, custom labels first.
 
     Example:
-        >>> pool_of(NodeRecord(name="a", labels={"karpenter.sh/nodepool": "h100"}))
+        >>> _pool_of(NodeRecord(name="a", labels={"karpenter.sh/nodepool": "h100"}))
         'h100'
     """
     for label in (*wished, *POOL_LABELS):

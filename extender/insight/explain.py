@@ -67,7 +67,7 @@ from extender.server.redaction import (
     write_json_in_full,
 )
 
-PEERS_PATH: Final = "/v1/peers/explain"
+_PEERS_PATH: Final = "/v1/peers/explain"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 
 _ATTEMPT_SECONDS: Final = 5.0
@@ -127,7 +127,7 @@ class Explain:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query explanations."""
-        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -218,14 +218,14 @@ class Explain:
 
     async def _with_filter(self, known: _Known, wish: Wish) -> _Known:
         """Add the rejected nodes from the filter call to a ranking that lacks them."""
-        if not lacks_filter(known.view):
+        if not _lacks_filter(known.view):
             return known
         found = await self._theirs({"pod": known.uid, "attempt": f"{known.at:.3f}"} | wish.query)
         own = await self._own_filter(known.uid, known.at, wish)
         halves = sorted([*found, *([own] if own else [])], key=lambda one: one.at)
         if not halves:
             return known
-        steps = joined_in_steps(known.view, halves[-1].view, wish.limit)
+        steps = _joined_in_steps(known.view, halves[-1].view, wish.limit)
         return replace(known, view=await run_in_steps(steps))
 
     async def _own_filter(self, uid: str, at: float, wish: Wish) -> _Known | None:
@@ -236,7 +236,7 @@ class Explain:
             at: time of the ranking, seconds since the epoch.
             wish: requested detail of the nodes.
         """
-        record = filter_near(self._placer.history, uid, at)
+        record = _filter_near(self._placer.history, uid, at)
         if record is None:
             return None
         view = await self._view(record, self._fleet.pods.get(uid), wish)
@@ -246,10 +246,10 @@ class Explain:
         """Return the other replicas' explanations that the caller may see, newest first."""
         found: list[_Known] = []
         ids = {""}  # a replica may have several addresses, and this one is among them
-        answers = await self._replicas.others.query(f"{PEERS_PATH}?{urlencode(query)}")
+        answers = await self._replicas.others.query(f"{_PEERS_PATH}?{urlencode(query)}")
         for body in answers.values():
-            view = read_explanation(body)
-            at = decided_at(view)
+            view = _read_explanation(body)
+            at = _decided_at(view)
             name = text_of(mapping_of(view.get("decision")).get("id"))
             if at and name not in ids and not self._replicas.is_ours(name):
                 ids.add(name)
@@ -267,7 +267,7 @@ class Explain:
         query = request.query
         check_parameters(query, frozenset({"pod", "id", "limit", "node", "attempt"}))
         wish, pod = Wish.read(query), query.get("pod", "")
-        attempt = read_attempt(query)
+        attempt = _read_attempt(query)
         # Reset afterwards: the next request on this connection may have another caller.
         previous = VIEWER.set(SEES_ALL)
         try:
@@ -373,7 +373,7 @@ class Explain:
             view |= self._waiting(record, NOTHING_REPORTED)
         if decided is None:
             return view
-        filtered = filter_before(self._placer.history, decided)
+        filtered = _filter_before(self._placer.history, decided)
         # Prioritize covers only the nodes that passed filter: take the rejected ones from there.
         decision = (filtered or decided).decision
         details = await run_in_steps(details_in_steps(decided, filtered))
@@ -438,7 +438,7 @@ class _Counts(msgspec.Struct, frozen=True):
 _NODE: Final = msgspec.json.Decoder(_Node)
 
 
-def read_explanation(body: bytes | None) -> Json:
+def _read_explanation(body: bytes | None) -> Json:
     """Decode another replica's explanation; empty if it is malformed. Long fields stay encoded."""
     try:
         return decode_with(_decode, body or b"{}")
@@ -453,7 +453,7 @@ def _decode(body: bytes) -> Json:
     }
 
 
-def decided_at(view: Mapping[str, object]) -> float:
+def _decided_at(view: Mapping[str, object]) -> float:
     """Return the time of an explanation's decision, 0 if it is missing."""
     try:
         return datetime.fromisoformat(
@@ -463,7 +463,7 @@ def decided_at(view: Mapping[str, object]) -> float:
         return 0.0
 
 
-def filter_before(
+def _filter_before(
     history: Iterable[DecisionRecord], decided: DecisionRecord
 ) -> DecisionRecord | None:
     """Return the filter decision of the same attempt, None if it is not remembered.
@@ -481,7 +481,7 @@ def filter_before(
     return None
 
 
-def filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> DecisionRecord | None:
+def _filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> DecisionRecord | None:
     """Return the filter decision shortly before another replica's ranking, None if there is none.
 
     Args:
@@ -496,7 +496,7 @@ def filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> Decis
     return None
 
 
-def read_attempt(query: Mapping[str, str]) -> float:
+def _read_attempt(query: Mapping[str, str]) -> float:
     """Parse the time of the attempt that another replica asks for, 0 for none.
 
     Raises:
@@ -508,13 +508,13 @@ def read_attempt(query: Mapping[str, str]) -> float:
     return float(text)
 
 
-def lacks_filter(view: Mapping[str, object]) -> bool:
+def _lacks_filter(view: Mapping[str, object]) -> bool:
     """Check whether an explanation has a ranking without its filter decision."""
     verb = mapping_of(view.get("decision")).get("verb")
     return verb == "prioritize" and view.get("filter") is None
 
 
-def joined_in_steps(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
+def _joined_in_steps(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     """Add a filter decision's rejected nodes to the explanation of a ranking.
 
     Args:

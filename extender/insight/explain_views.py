@@ -42,7 +42,7 @@ _LESS_ROOM: Final = "less room for the rest of its group"
 _FEW_NAMES: Final = 20
 """Rejected nodes to name for each reason, unless the caller asks for more."""
 
-SAME: Final = 1e-6
+_SAME: Final = 1e-6
 """Scores closer than this count as equal: recorded scores have seven digits."""
 
 _NOT_IN_FULL: Final = (
@@ -126,7 +126,7 @@ def full_nodes(ranking: Ranking) -> Steps[list[RankedVerdict]]:
         rank = None if verdict.rejection else place.get(verdict.node)
         if rank is None and not verdict.rejection:
             # Not among the ranked best: count the nodes with a higher score.
-            rank = int((passing > _decided_score(verdict, decision) + SAME).sum()) + 1
+            rank = int((passing > _decided_score(verdict, decision) + _SAME).sum()) + 1
         view = RankedVerdict(
             **msgspec.structs.asdict(verdict_view(verdict)),
             rank=rank,
@@ -384,4 +384,4 @@ def in_short_or_full(report: NodeReport, in_full: Container[str], feasible: int)
 
 def _rank(decision: Decision, score: float) -> int:
     passing = decision.scores[decision.codes == Code.PASSES]
-    return int(np.count_nonzero(passing > score + SAME)) + 1
+    return int(np.count_nonzero(passing > score + _SAME)) + 1

@@ -29,49 +29,10 @@ from extender.server.json_api import (
 )
 from extender.server.redaction import of_pod, pod_name, sees
 
-# Cache whose concurrent callers share one computation.
+_Result = TypeVar("_Result")
 
-Result = TypeVar("Result")
-
-MOST_KEPT = 4
+_MOST_KEPT = 4
 """Size of the cache: each result may take megabytes."""
-
-
-class Shared(Generic[Result]):
-    """Caches results for some seconds, and computes one at a time.
-
-    Args:
-        clock: seconds since the epoch.
-        seconds: lifetime of a result.
-    """
-
-    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._entries: OrderedDict[Hashable, tuple[float, Result]] = OrderedDict()
-        self._lock = asyncio.Lock()
-
-    async def get(self, key: Hashable, make: Callable[[], Awaitable[Result]]) -> Result:
-        """Return the cached result for a key, or compute it; callers must not change it."""
-        async with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and 0 <= self._clock() - entry[0] < self._seconds:
-                return entry[1]
-            result = await make()
-            entry = self._entries[key] = (self._clock(), result)
-            if len(self._entries) > MOST_KEPT:
-                self._entries.popitem(last=False)
-            # Free the memory even if no further request comes.
-            asyncio.get_running_loop().call_later(self._seconds, self._forget, key, entry)
-            return result
-
-    def clear(self) -> None:
-        """Drop all results, because their input has changed."""
-        self._entries.clear()
-
-    def _forget(self, key: Hashable, entry: tuple[float, Result]) -> None:
-        if self._entries.get(key) is entry:
-            del self._entries[key]
 
 
 _PIECE_ROWS = 1000
@@ -88,6 +49,43 @@ _EMPTY_BYTES = 64 << 20
 """Memory below which a device counts as empty: the driver itself uses some."""
 
 
+class _Shared(Generic[_Result]):
+    """Caches results for some seconds; concurrent callers share one computation.
+
+    Args:
+        clock: seconds since the epoch.
+        seconds: lifetime of a result.
+    """
+
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._entries: OrderedDict[Hashable, tuple[float, _Result]] = OrderedDict()
+        self._lock = asyncio.Lock()
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return the cached result for a key, or compute it; callers must not change it."""
+        async with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and 0 <= self._clock() - entry[0] < self._seconds:
+                return entry[1]
+            result = await make()
+            entry = self._entries[key] = (self._clock(), result)
+            if len(self._entries) > _MOST_KEPT:
+                self._entries.popitem(last=False)
+            # Free the memory even if no further request comes.
+            asyncio.get_running_loop().call_later(self._seconds, self._forget, key, entry)
+            return result
+
+    def clear(self) -> None:
+        """Drop all results, because their input has changed."""
+        self._entries.clear()
+
+    def _forget(self, key: Hashable, entry: tuple[float, _Result]) -> None:
+        if self._entries.get(key) is entry:
+            del self._entries[key]
+
+
 class Holders:
     """Handler of /v1/holders.
 
@@ -102,8 +100,8 @@ class Holders:
         self._idleness = idleness
         self._clock = clock
         self._prices = PriceList({})
-        self._found = Shared[Sequence[Holder]](clock, _SHARED_SECONDS)
-        self._unknown = Shared[Mapping[str, int]](clock, _SHARED_SECONDS)
+        self._found = _Shared[Sequence[Holder]](clock, _SHARED_SECONDS)
+        self._unknown = _Shared[Mapping[str, int]](clock, _SHARED_SECONDS)
 
     @property
     def prices(self) -> PriceList:
@@ -415,7 +413,7 @@ def _why(holder: Holder, devices: list[HeldDeviceAnswer], *, is_at_least: bool) 
         )
         if all_of
     ]
-    parts = [f"no activity on {' and '.join(unused)} for {least}{span(holder.idle_seconds)}"]
+    parts = [f"no activity on {' and '.join(unused)} for {least}{_span(holder.idle_seconds)}"]
     processes = [one.processes for one in devices]
     if None not in processes:
         # On a shared device the processes may belong to another pod.
@@ -433,11 +431,11 @@ def _why(holder: Holder, devices: list[HeldDeviceAnswer], *, is_at_least: bool) 
     return ", ".join(parts)
 
 
-def span(seconds: float) -> str:
+def _span(seconds: float) -> str:
     """Format a duration in words, with two units at most.
 
     Example:
-        >>> span(59.4), span(3600), span(5400), span(90000)
+        >>> _span(59.4), _span(3600), _span(5400), _span(90000)
         ('59 s', '1 h', '1 h 30 min', '1 d 1 h')
     """
     whole = int(seconds)

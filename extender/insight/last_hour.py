@@ -28,7 +28,7 @@ UNKNOWN_BYTE: Final = 255
 Small = npt.NDArray[np.uint8]
 
 _STEP_SECONDS: Final = 60.0
-STEPS: Final = 60
+_STEPS: Final = 60
 _PIECE: Final = 1024
 """Devices to record between two yields to the event loop: half a millisecond's work."""
 
@@ -55,7 +55,7 @@ class ShortMemory:
         self._fleet = fleet
         self._clock = clock
         self._columns = {name: _blank(0) for name in ("activity", "memory")}
-        self._times = np.full(STEPS, np.nan)
+        self._times = np.full(_STEPS, np.nan)
         self._infos: list[DeviceInfo | None] = []
         self._next = 0
 
@@ -82,7 +82,7 @@ class ShortMemory:
             self._forget_others(some, at)
             yield
         self._times[at] = self._clock()
-        self._next = (at + 1) % STEPS
+        self._next = (at + 1) % _STEPS
 
     def _forget_others(self, rows: slice, at: int) -> None:
         """Clear the history of rows whose device was replaced."""
@@ -148,7 +148,7 @@ class ShortMemory:
 
 
 def _blank(count: int) -> Small:
-    return np.full((STEPS, count), UNKNOWN_BYTE, dtype=np.uint8)
+    return np.full((_STEPS, count), UNKNOWN_BYTE, dtype=np.uint8)
 
 
 def _ratios(column: Small) -> list[float | None]:

@@ -64,7 +64,7 @@ _SELF_EVIDENT = {
     "placing": _PLACING,
 }
 
-PEERS_PATH: Final = "/v1/peers/last"
+_PEERS_PATH: Final = "/v1/peers/last"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 
 _MOST_SENT: Final = 10_000
@@ -78,7 +78,7 @@ _VERSION: Final = 1
 """Version of the format; it grows when an older replica would misread it."""
 
 
-class Last(msgspec.Struct, kw_only=True, frozen=True):
+class _Last(msgspec.Struct, kw_only=True, frozen=True):
     """Short form of a replica's latest decision about a pod; it does not contain the pod's name.
 
     Attributes:
@@ -113,7 +113,7 @@ class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
 
     version: int
     replica: str
-    last: dict[str, Last]
+    last: dict[str, _Last]
 
 
 _FORM: Final = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, _VERSION)
@@ -128,7 +128,7 @@ class LastReported:
         unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
-    last: Mapping[str, Last] = field(default_factory=dict)
+    last: Mapping[str, _Last] = field(default_factory=dict)
     unreachable: Sequence[str] = ()
 
 
@@ -151,9 +151,9 @@ class LastDecisions:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query the latest decisions."""
-        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
 
-    def of(self, uid: str, others: LastReported) -> Last | None:
+    def of(self, uid: str, others: LastReported) -> _Last | None:
         """Return the latest decision about a pod by any replica, None if there is none."""
         record = self._history.last_of(uid)
         own = None if record is None else self._last(record)
@@ -170,9 +170,9 @@ class LastDecisions:
             namespace: only pods of this namespace; "" for all.
         """
         query = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
-        path = f"{PEERS_PATH}?{urlencode(query)}" if query else PEERS_PATH
+        path = f"{_PEERS_PATH}?{urlencode(query)}" if query else _PEERS_PATH
         replies = await query_replicas(self._replicas, path, _FORM)
-        last: dict[str, Last] = {}
+        last: dict[str, _Last] = {}
         for _, answer in replies.answers:
             for pod, one in answer.last.items():
                 known = last.get(pod)
@@ -213,8 +213,8 @@ class LastDecisions:
             if pod is not None and namespace in {"", pod.namespace}:
                 yield record
 
-    def _last(self, record: DecisionRecord) -> Last:
-        return Last(
+    def _last(self, record: DecisionRecord) -> _Last:
+        return _Last(
             id=self._replicas.id_of(record.number),
             replica=self._replicas.host,
             number=record.number,
@@ -338,7 +338,7 @@ class Pending:
             decision=None if decided is None else _brief(decided),
         )
 
-    def _state(self, record: PodRecord, decided: Last | None) -> str:
+    def _state(self, record: PodRecord, decided: _Last | None) -> str:
         """Return a pod's state in a word, such as gated, nominated or refused."""
         if record.is_deleting:
             return "deleting"
@@ -380,7 +380,7 @@ def waits(record: PodRecord) -> bool:
     return asks and not record.node and not record.phase.is_terminal
 
 
-def _brief(decided: Last) -> LastDecision:
+def _brief(decided: _Last) -> LastDecision:
     return LastDecision(
         id=decided.id,
         replica=decided.replica,

@@ -22,12 +22,12 @@ from extender.insight.pending import LastReported, Pending, waits
 from extender.server.json_api import QueryError, chunks, moment, read_number, serve, stream_answer
 from extender.server.redaction import of_pod, pod_name, sees
 
-MAX_WORDS: Final = 200
+_MAX_WORDS: Final = 200
 """Longest search text, in characters."""
 _MOST_SOUGHT: Final = 10
 """Maximum number of words of a search: every pod is compared with each word."""
 
-PIECE_PODS: Final = 500
+_PIECE_PODS: Final = 500
 """Pods to filter or sort between two yields to the event loop."""
 _PIECE_SHOWN: Final = 16
 
@@ -125,8 +125,8 @@ class PodList:
         """
         query = request.query
         search, state, sort = (query.get(name, "") for name in ("search", "state", "sort"))
-        if len(search) > MAX_WORDS:
-            raise QueryError("search", search, f"must have at most {MAX_WORDS} characters")
+        if len(search) > _MAX_WORDS:
+            raise QueryError("search", search, f"must have at most {_MAX_WORDS} characters")
         words = tuple(dict.fromkeys(search.lower().split()))
         if len(words) > _MOST_SOUGHT:
             raise QueryError("search", search, f"must have at most {_MOST_SOUGHT} words")
@@ -149,7 +149,7 @@ class PodList:
         namespaces: set[str] = set()
         counts: Counter[str] = Counter()
         found: list[PodRecord] = []
-        for some in chunks(tuple(self._fleet.pods.values()), PIECE_PODS):
+        for some in chunks(tuple(self._fleet.pods.values()), _PIECE_PODS):
             for record in some:
                 state = _state(record)
                 if not state:
@@ -171,12 +171,12 @@ class PodList:
         """Sort in steps, and return the requested page."""
         holders: dict[str, Holder] = {}
         if wanted.sort in {"gpus", "use", "memory", "idle"}:
-            for few in chunks(await self._holders.find(0.0), PIECE_PODS):
+            for few in chunks(await self._holders.find(0.0), _PIECE_PODS):
                 holders.update((one.record.uid, one) for one in few)
                 await asyncio.sleep(0)
         order, snapshot = self._orders[wanted.sort], self._fleet.snapshot()
         parts = []
-        for some in chunks(found, PIECE_PODS):
+        for some in chunks(found, _PIECE_PODS):
             keyed = (
                 (order(record, holders.get(record.uid), snapshot), record.key, record.uid)
                 for record in some
@@ -185,8 +185,8 @@ class PodList:
             await asyncio.sleep(0)
         merged = islice(heapq.merge(*parts), wanted.offset + wanted.limit)
         last: list[str] = []
-        for place, entries in enumerate(chunks(merged, PIECE_PODS)):
-            skipped = max(wanted.offset - place * PIECE_PODS, 0)
+        for place, entries in enumerate(chunks(merged, _PIECE_PODS)):
+            skipped = max(wanted.offset - place * _PIECE_PODS, 0)
             last += (uid for _, _, uid in entries[skipped:])
             await asyncio.sleep(0)
         known = self._fleet.pods

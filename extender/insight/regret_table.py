@@ -28,11 +28,11 @@ from extender.server.json_api import (
 )
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
 
-PEERS_PATH = "/v1/peers/regret"
+_PEERS_PATH = "/v1/peers/regret"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 _MOST_SENT = 10_000
 """Largest number of outcomes in an answer to another replica, newest first: some megabytes."""
-PIECE_OUTCOMES = 100
+_PIECE_OUTCOMES = 100
 """Outcomes to encode for another replica between two yields to the event loop."""
 _VERSION = 1
 """Version of the format; it grows when an older replica would misread it."""
@@ -152,13 +152,13 @@ class RegretTable:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query outcomes."""
-        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         namespace = request.query.get("namespace")
         limit = read_number(request.query, routes.REGRET, "limit")
         watching = self._watch()
-        replies = await query_replicas(self._replicas, PEERS_PATH, _FORM)
+        replies = await query_replicas(self._replicas, _PEERS_PATH, _FORM)
         answers = [each for _, each in replies.answers]
         own = _outcomes_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in answers)))
@@ -192,7 +192,7 @@ class RegretTable:
         check_parameters(request.query, frozenset())
         watching = self._watch()
         written: list[bytes] = []
-        for some in chunks(_outcomes_of(watching), PIECE_OUTCOMES):
+        for some in chunks(_outcomes_of(watching), _PIECE_OUTCOMES):
             written += map(msgspec.json.encode, some)
             await asyncio.sleep(0)
         head = msgspec.json.encode(
@@ -215,7 +215,7 @@ def _outcomes_of(watching: RegretWatch) -> list[PlacementOutcome]:
 async def _newest(outcomes: Iterable[PlacementOutcome]) -> list[PlacementOutcome]:
     """Sort outcomes, newest first; keep one for each pod, of its latest decision."""
     last: dict[str, PlacementOutcome] = {}
-    for some in chunks(outcomes, PIECE_OUTCOMES):
+    for some in chunks(outcomes, _PIECE_OUTCOMES):
         for one in some:
             other = last.get(one.pod.uid)
             if other is None or one.decided_at > other.decided_at:

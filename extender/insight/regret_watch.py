@@ -20,7 +20,7 @@ from extender.core.request.request import PodRef
 from extender.fleet.fleet import Fleet
 from extender.placement.history import DecisionRecord, PlacedEvidence
 
-PIECES: Final = 12
+_PIECES: Final = 12
 """Number of parts of the watched time; a mean may begin up to one part late."""
 
 
@@ -39,7 +39,7 @@ class _Mark:
     seen: Ratios
 
 
-class ActivityLog:
+class _ActivityLog:
     """Sums of every device's activity, by row; only fresh readings count.
 
     Args:
@@ -51,7 +51,7 @@ class ActivityLog:
         self._busy: Ratios = np.zeros(0)
         self._seen: Ratios = np.zeros(0)
         self._looked_at: float | None = None
-        self._marks: deque[_Mark] = deque(maxlen=PIECES + 2)
+        self._marks: deque[_Mark] = deque(maxlen=_PIECES + 2)
 
     def look(self, telemetry: Telemetry, now: float) -> None:
         """Add the current activity for the time since the previous sample.
@@ -63,7 +63,7 @@ class ActivityLog:
         rows = len(telemetry.latest)
         if rows > len(self._busy):
             self._busy, self._seen = _longer(self._busy, rows), _longer(self._seen, rows)
-        piece = self.span_seconds / PIECES
+        piece = self.span_seconds / _PIECES
         passed = 0.0 if self._looked_at is None else min(max(now - self._looked_at, 0.0), piece)
         self._looked_at = now
         is_fresh = telemetry.freshness >= 1.0
@@ -91,7 +91,7 @@ def _longer(column: Ratios, rows: int) -> Ratios:
 MOST_NODES: Final = 10
 """Number of best nodes to watch for each pod, besides its own node."""
 
-MAX_WAITING: Final = 500
+_MAX_WAITING: Final = 500
 """Maximum number of bound pods that wait to be watched; further ones are left out."""
 
 
@@ -217,7 +217,7 @@ class RegretWatch:
         self._clock = clock
         self._pods = pods
         self._on_outcome = on_outcome
-        self._activity = ActivityLog(after_seconds)
+        self._activity = _ActivityLog(after_seconds)
         self._waiting: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
 
@@ -238,7 +238,7 @@ class RegretWatch:
         """Queue a bound pod with the last decision about it, from any replica."""
         if not self._pods:
             return
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             self.left_out += 1
             return
         self._waiting[record.pod.uid] = record
@@ -286,7 +286,7 @@ class RegretWatch:
             has_ended = record is None or not record.holds_devices
             # Telemetry names pods, not their UIDs: for a while after the binding it may still show
             # the devices of a former pod of that name. Activity also counts only from then on.
-            is_settled = now - watched.bound_at >= self.after_seconds / PIECES
+            is_settled = now - watched.bound_at >= self.after_seconds / _PIECES
             if is_settled and not has_ended:
                 watched.got = self._held_by(watched) or watched.got
             if has_ended or now - watched.bound_at >= self.after_seconds:

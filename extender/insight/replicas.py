@@ -91,11 +91,11 @@ class _ReplicaAnswer(Protocol):
         """Short name of the answering replica."""
 
 
-Answer = TypeVar("Answer", bound=_ReplicaAnswer)
+_Answer = TypeVar("_Answer", bound=_ReplicaAnswer)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat(Generic[Answer]):
+class AnswerFormat(Generic[_Answer]):
     """Decoder of a versioned answer.
 
     Attributes:
@@ -103,10 +103,10 @@ class AnswerFormat(Generic[Answer]):
         version: version that can be decoded.
     """
 
-    decode: Callable[[bytes], Answer]
+    decode: Callable[[bytes], _Answer]
     version: int
 
-    def read(self, body: bytes | None) -> Answer | None:
+    def read(self, body: bytes | None) -> _Answer | None:
         """Decode an answer; return None if it is malformed or of another version."""
         try:
             answer = decode_with(self.decode, body or b"")
@@ -116,7 +116,7 @@ class AnswerFormat(Generic[Answer]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaAnswers(Generic[Answer]):
+class _ReplicaAnswers(Generic[_Answer]):
     """Answers of the other replicas.
 
     Attributes:
@@ -124,15 +124,15 @@ class ReplicaAnswers(Generic[Answer]):
         unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
-    answers: Sequence[tuple[str, Answer]]
+    answers: Sequence[tuple[str, _Answer]]
     unreachable: Sequence[str]
 
 
 async def query_replicas(
-    replicas: Replicas, path: str, form: AnswerFormat[Answer]
-) -> ReplicaAnswers[Answer]:
+    replicas: Replicas, path: str, form: AnswerFormat[_Answer]
+) -> _ReplicaAnswers[_Answer]:
     """Query all other replicas at a path; return their decoded answers."""
-    answers: list[tuple[str, Answer]] = []
+    answers: list[tuple[str, _Answer]] = []
     unreachable: list[str] = []
     names = {replicas.name}  # a replica may have several addresses, and this one is among them
     for address, body in sorted((await replicas.others.query(path)).items()):
@@ -143,4 +143,4 @@ async def query_replicas(
             names.add(answer.replica)
             answers.append((address, answer))
         await asyncio.sleep(0)
-    return ReplicaAnswers(answers=answers, unreachable=unreachable)
+    return _ReplicaAnswers(answers=answers, unreachable=unreachable)

@@ -14,7 +14,7 @@ _PREEMPTION: Final = " preemption: "
 _CLAIMS: Final = re.compile(r"[.,] (?:still not schedulable|no new claims to deallocate)\b")
 _OURS: Final = tuple(Rejection)
 _OF_NODES: Final = re.compile(r"Insufficient [\w./-]+|Too many pods|node\(s\) [^\"]+")
-OF_THE_POD: Final = "a reason that is the pod's own"
+_OF_THE_POD: Final = "a reason that is the pod's own"
 """Replacement for a reason that may contain names from the pod's namespace."""
 
 
@@ -27,7 +27,7 @@ class CountedReason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerMessage:
+class _SchedulerMessage:
     """Parsed message of kube-scheduler.
 
     Attributes:
@@ -43,7 +43,7 @@ class SchedulerMessage:
     preemption: str
 
 
-def read_message(message: str) -> SchedulerMessage:
+def read_message(message: str) -> _SchedulerMessage:
     """Parse kube-scheduler's message; text that is not a count of nodes is left out.
 
     Example:
@@ -56,7 +56,7 @@ def read_message(message: str) -> SchedulerMessage:
     body, _, preemption = message.partition(_PREEMPTION)
     head = _HEAD.match(body)
     if head is None:
-        return SchedulerMessage(nodes=None, by_scheduler=(), by_us=(), preemption=preemption)
+        return _SchedulerMessage(nodes=None, by_scheduler=(), by_us=(), preemption=preemption)
     reasons = _CLAIMS.split(body[head.end() :])[0].rstrip(". ")
     nodes = int(head["nodes"])
     counted = [one for text in _split(reasons) if (one := _counted(text))]
@@ -64,7 +64,7 @@ def read_message(message: str) -> SchedulerMessage:
         # A reason that rules out every node, such as a missing volume claim, has no count.
         counted = [CountedReason(count=nodes, reason=reasons)]
     found = sorted(counted, key=lambda one: (-one.count, one.reason))
-    return SchedulerMessage(
+    return _SchedulerMessage(
         nodes=nodes,
         by_scheduler=tuple(one for one in found if not _is_ours(one.reason)),
         by_us=tuple(one for one in found if _is_ours(one.reason)),
@@ -87,7 +87,7 @@ def of_nodes(reasons: Iterable[CountedReason]) -> tuple[CountedReason, ...]:
     return tuple(
         one
         if _OF_NODES.fullmatch(one.reason)
-        else CountedReason(count=one.count, reason=OF_THE_POD)
+        else CountedReason(count=one.count, reason=_OF_THE_POD)
         for one in reasons
     )
 

@@ -25,7 +25,7 @@ SAMPLE_SECONDS: Final = 30.0
 _TAKE_SECONDS: Final = 0.05
 """Pause between two bound pods that the regret watch reads, so that webhooks come first."""
 
-Clock = Callable[[], float]
+_Clock = Callable[[], float]
 
 
 class ShadowMode:
@@ -48,7 +48,7 @@ class ShadowMode:
         settings: Settings,
         placer: Placer,
         metrics: Metrics,
-        clock: Clock,
+        clock: _Clock,
         request_tracker: RequestTracker,
     ) -> None:
         self._settings = settings

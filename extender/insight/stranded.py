@@ -48,7 +48,7 @@ _IsOpen = Callable[[str], bool]
 """Returns whether kube-scheduler may place pods on a node."""
 
 
-class Holder(NamedTuple):
+class _Holder(NamedTuple):
     """A pod that holds more of a node's CPU, memory or storage than the even share of its GPUs.
 
     Attributes:
@@ -65,7 +65,7 @@ class Holder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrandedNode:
+class _StrandedNode:
     """A node with GPUs for which it lacks CPU, memory or ephemeral storage.
 
     Attributes:
@@ -88,7 +88,7 @@ class StrandedNode:
     left: HostResources
     need: HostResources
     is_assumed: bool
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[_Holder, ...] = ()
 
     def view(self) -> StrandedGpus:
         """Describe the node for an answer."""
@@ -213,7 +213,7 @@ def _left(row: PoolRow) -> HostResources:
 
 def find_stranded(
     fleet: Fleet, pods: Mapping[str, PlacedPod], node: str | None = None
-) -> Steps[list[StrandedNode]]:
+) -> Steps[list[_StrandedNode]]:
     """Find stranded GPUs in steps, the nodes with most of them first.
 
     Args:
@@ -222,7 +222,7 @@ def find_stranded(
         node: only this node; None for all.
     """
     needs = yield from find_needs(fleet, pods)
-    found: list[StrandedNode] = []
+    found: list[_StrandedNode] = []
     for pool in fleet.snapshot().pools.values():
         for at, (name, row) in enumerate(zip(pool.nodes, pool.rows, strict=True)):
             if at % _PIECE_NODES == _PIECE_NODES - 1:
@@ -237,7 +237,7 @@ def find_stranded(
 
 def _of_row(
     node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNeeds
-) -> Iterator[StrandedNode]:
+) -> Iterator[_StrandedNode]:
     """Yield a node if it lacks host resources for its free GPUs behind a resource."""
     free = row.allocatable - row.held
     if node.host is None or free <= 0 or node.is_unschedulable or not node.is_ready:
@@ -248,7 +248,7 @@ def _of_row(
     need, assumed = needs.of(resource, node.host, row.allocatable)
     fits = _fits(row, need)
     lacks = sorted((name for name in fits if fits[name] < free), key=fits.__getitem__)
-    yield StrandedNode(
+    yield _StrandedNode(
         node=node.name,
         resource=resource,
         gpus=gpus,
@@ -276,8 +276,8 @@ def _holders(
 
 
 def _with_holders(
-    fleet: Fleet, found: StrandedNode, pods: Sequence[tuple[str, HostResources]]
-) -> StrandedNode:
+    fleet: Fleet, found: _StrandedNode, pods: Sequence[tuple[str, HostResources]]
+) -> _StrandedNode:
     """Add the pods that hold more of the scarcest resource than the even share of their GPUs."""
     record = fleet.nodes.get(found.node)
     pool = fleet.snapshot().pools.get(found.resource)
@@ -288,7 +288,9 @@ def _with_holders(
     scarce = NAMES.index(found.lacks[0])
     whole, every = max(record.host[scarce], 1), max(row.allocatable, 1)
     holders = [
-        Holder(key, gpus_of.get(key, 0), needs, needs[scarce] / whole - gpus_of.get(key, 0) / every)
+        _Holder(
+            key, gpus_of.get(key, 0), needs, needs[scarce] / whole - gpus_of.get(key, 0) / every
+        )
         for key, needs in pods
     ]
     kept = sorted((one for one in holders if one.part > 0), key=lambda one: (-one.part, one.key))
@@ -311,7 +313,7 @@ def _words(need: HostResources) -> str:
     return ", ".join(words)
 
 
-def _holder_view(holder: Holder) -> StrandedHolder:
+def _holder_view(holder: _Holder) -> StrandedHolder:
     namespace = namespace_of(holder.key)
     return StrandedHolder(
         pod=pod_key(holder.key),
@@ -325,7 +327,7 @@ def _holder_view(holder: Holder) -> StrandedHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class _Move:
     """A pod that has to move.
 
     Attributes:
@@ -340,7 +342,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class _Plan:
     """The moves that free a node.
 
     Attributes:
@@ -351,7 +353,7 @@ class Plan:
 
     node: str
     free: int
-    moves: tuple[Move, ...]
+    moves: tuple[_Move, ...]
 
     @property
     def fits(self) -> bool:
@@ -383,7 +385,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Defrag:
+class _Defrag:
     """Nodes with room for a request, and moves that make room on further nodes.
 
     Attributes:
@@ -392,7 +394,7 @@ class Defrag:
     """
 
     ready: tuple[str, ...] = ()
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[_Plan, ...] = ()
 
 
 @dataclass(slots=True)
@@ -432,7 +434,7 @@ class _Room:
 
 def find_plans(
     fleet: Fleet, resource: str, gpus: int, *, is_open: _IsOpen, host_pods: HostPods
-) -> Steps[Defrag]:
+) -> Steps[_Defrag]:
     """Find the fewest moves that free devices on one node, in cooperative steps.
 
     Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices do not
@@ -448,7 +450,7 @@ def find_plans(
     snapshot = fleet.snapshot()
     pool = snapshot.pools.get(resource)
     if pool is None:
-        return Defrag()
+        return _Defrag()
     overlay = fleet.ledger.overlays(without="").get(resource, {})
     ready: list[str] = []
     wanted: list[tuple[int, int, str, int]] = []
@@ -481,7 +483,7 @@ def find_plans(
         yield
         plans.append(_plan(fleet, pool, node, missing, room, host_pods))
     plans.sort(key=lambda plan: plan.cost)
-    return Defrag(ready=tuple(ready), plans=tuple(plans))
+    return _Defrag(ready=tuple(ready), plans=tuple(plans))
 
 
 def _bad(row: PoolRow, telemetry: Telemetry) -> tuple[int, int]:
@@ -527,17 +529,17 @@ def _fewest(
 
 def _plan(
     fleet: Fleet, pool: Pool, node: str, missing: int, room: _Room, host_pods: HostPods
-) -> Plan:
+) -> _Plan:
     """Return the fewest moves that free a node; prefer pods that fit on other nodes."""
     pods = _movable(fleet, node, pool.resource)
     size = len(_fewest(fleet, node, pool.resource, missing) or ())
     at, needs = pool.row_of[node], host_pods()
     free = int(room.free[at])
-    plans: list[Plan] = []
+    plans: list[_Plan] = []
     for chosen in islice(combinations(pods, size), _MAX_TRIES):
         if sum(count for _, count in chosen) < missing:
             continue
-        plan = Plan(node=node, free=free, moves=_moves(pool, at, chosen, room, needs))
+        plan = _Plan(node=node, free=free, moves=_moves(pool, at, chosen, room, needs))
         plans.append(plan)
         if plan.fits and sum(move.gpus for move in plan.moves) == missing:
             break
@@ -550,7 +552,7 @@ def _moves(
     chosen: Sequence[tuple[PodRecord, int]],
     room: _Room,
     needs: Mapping[str, PlacedPod],
-) -> tuple[Move, ...]:
+) -> tuple[_Move, ...]:
     """Place the chosen pods on other nodes, the largest first."""
     left = room.copy()
     left.free[at] = 0
@@ -558,5 +560,5 @@ def _moves(
     for pod, count in chosen:
         placed = needs.get(pod.key)
         to = left.place(count, NONE if placed is None else placed.needs)
-        moves.append(Move(pod=pod, gpus=count, to="" if to is None else pool.nodes[to]))
+        moves.append(_Move(pod=pod, gpus=count, to="" if to is None else pool.nodes[to]))
     return tuple(moves)

@@ -37,9 +37,9 @@ from extender.server.redaction import sees
 
 logger = logging.getLogger(__name__)
 
-SWEEP_SECONDS: Final = 60.0
-HOUR: Final = 3600
-_KEPT_HOURS: Final = routes.USAGE.number("since").high // HOUR + 1
+_SWEEP_SECONDS: Final = 60.0
+_HOUR: Final = 3600
+_KEPT_HOURS: Final = routes.USAGE.number("since").high // _HOUR + 1
 _MAX_GROUPS: Final = 2000
 """Largest number of groups in the metrics; further ones count as `other`."""
 _OTHER: Final = "other"
@@ -48,7 +48,7 @@ _GPU: Final = "gpu"
 _MIG: Final = "mig"
 
 
-class Group(NamedTuple):
+class _Group(NamedTuple):
     """Pods whose usage is recorded together.
 
     Attributes:
@@ -61,7 +61,7 @@ class Group(NamedTuple):
     owner_kind: str
     model: str
 
-    def shortened(self) -> "Group":
+    def shortened(self) -> "_Group":
         """Return the group with the short name of the model, for the labels of metrics."""
         return self._replace(model=short_model(self.model))
 
@@ -94,14 +94,14 @@ class _Rate:
         price: price of a card-hour, None if unknown.
     """
 
-    group: Group
+    group: _Group
     cards: float
     idle_share: float
     price: float | None
 
     def over(self, seconds: float) -> _Usage:
         """Return the usage over some seconds."""
-        hours = self.cards * seconds / HOUR
+        hours = self.cards * seconds / _HOUR
         price = self.price or 0.0
         return _Usage(
             gpu_hours=hours,
@@ -116,7 +116,7 @@ class _Hour:
     """Usage by group in one hour; `number` counts hours since the epoch."""
 
     number: int
-    groups: dict[Group, _Usage] = field(default_factory=dict)
+    groups: dict[_Group, _Usage] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class _Held:
         self.all += count
         for device in idle:
             self.idle += 1
-            self.hour_idle += device.idle_seconds >= HOUR
+            self.hour_idle += device.idle_seconds >= _HOUR
 
 
 class UsageRecord:
@@ -160,7 +160,7 @@ class UsageRecord:
         self._swept_at = self.began_at
         self._rates: dict[str, _Rate] = {}
         self._hours: deque[_Hour] = deque(maxlen=_KEPT_HOURS)
-        self._known: set[Group] = set()
+        self._known: set[_Group] = set()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/usage."""
@@ -169,7 +169,7 @@ class UsageRecord:
     async def run(self) -> None:
         """Sweep periodically until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(_SWEEP_SECONDS)
             try:
                 await self.sweep()
             except Exception:  # a fault here must not stop the extender
@@ -184,7 +184,7 @@ class UsageRecord:
         found = await self._holders.find(0.0)
         hour = self._hour(now)
         rates: dict[str, _Rate] = {}
-        held: dict[tuple[Group, str], _Held] = {}
+        held: dict[tuple[_Group, str], _Held] = {}
         for some in chunks(found, PIECE_PODS):
             for holder in some:
                 rate = self._rate(holder, now - before)
@@ -202,7 +202,7 @@ class UsageRecord:
         self._rates, self._swept_at = rates, now
         self._export_held(held)
 
-    def _export_held(self, held: Mapping[tuple[Group, str], _Held]) -> None:
+    def _export_held(self, held: Mapping[tuple[_Group, str], _Held]) -> None:
         """Replace the gauges, so that groups without pods lose their series."""
         if self._metrics is None:
             return
@@ -221,9 +221,9 @@ class UsageRecord:
         record = holder.record
         idle = sum(device.idle_seconds >= seconds for device in holder.devices)
         kind = record.owner.partition(" ")[0] or _NONE
-        group = Group(record.namespace, kind, model_name(holder.model) or _OTHER)
+        group = _Group(record.namespace, kind, model_name(holder.model) or _OTHER)
         if group not in self._known and len(self._known) >= _MAX_GROUPS:
-            group = Group(_OTHER, _OTHER, _OTHER)
+            group = _Group(_OTHER, _OTHER, _OTHER)
         self._known.add(group)
         return _Rate(
             group=group,
@@ -241,7 +241,7 @@ class UsageRecord:
         return min(max((ended_at or (before + now) / 2) - before, 0.0), now - before)
 
     def _hour(self, now: float) -> _Hour:
-        number = int(now // HOUR)
+        number = int(now // _HOUR)
         if not self._hours or self._hours[-1].number < number:
             self._hours.append(_Hour(number))
         return self._hours[-1]
@@ -260,10 +260,10 @@ class UsageRecord:
             if rate.price is not None:
                 self._metrics.gpu_cost.labels(*labels).inc(max(cost, 0.0))
 
-    def since(self, seconds: float) -> Mapping[Group, _Usage]:
+    def since(self, seconds: float) -> Mapping[_Group, _Usage]:
         """Return the usage by group since this many seconds ago, rounded down to a whole hour."""
-        first = int((self._clock() - seconds) // HOUR)
-        found: dict[Group, _Usage] = {}
+        first = int((self._clock() - seconds) // _HOUR)
+        found: dict[_Group, _Usage] = {}
         for hour in self._hours:
             if hour.number >= first:
                 for group, usage in hour.groups.items():
@@ -273,7 +273,7 @@ class UsageRecord:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         seconds = read_number(request.query, routes.USAGE, "since")
         namespace = request.query.get("namespace")
-        first = max(self.began_at, (self._clock() - seconds) // HOUR * HOUR)
+        first = max(self.began_at, (self._clock() - seconds) // _HOUR * _HOUR)
         seen = [
             (group, usage)
             for group, usage in self.since(float(seconds)).items()

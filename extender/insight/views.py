@@ -117,7 +117,7 @@ def _gpu(
     info = store.info(row) or DeviceInfo(node=node, uuid="")
     fresh = float(telemetry.freshness[row])
     memory_fresh = float(telemetry.memory_freshness[row])
-    freshness = freshness_word(max(fresh, memory_fresh))
+    freshness = _freshness_word(max(fresh, memory_fresh))
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
     activity = signals.get("utilization")
@@ -176,11 +176,11 @@ def _whole(value: float | None) -> int | None:
     return int(value) if value is not None and math.isfinite(value) else None
 
 
-def freshness_word(freshness: float) -> str:
+def _freshness_word(freshness: float) -> str:
     """Convert a freshness from 0 to 1 to a word: fresh, stale or missing.
 
     Example:
-        >>> freshness_word(0.4)
+        >>> _freshness_word(0.4)
         'stale'
     """
     if freshness >= 1.0:
@@ -437,7 +437,7 @@ def _device_view(device: DeviceVerdict) -> DeviceAnswer:
         utilization_ratio=device.utilization_ratio,
         memory_used_ratio=device.memory_used_ratio,
         free_bytes=device.free_bytes,
-        freshness=freshness_word(device.freshness),
+        freshness=_freshness_word(device.freshness),
         assumed=device.assumed,
         used=device.used,
         memory_total_bytes=device.memory_total_bytes,

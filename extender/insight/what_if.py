@@ -65,8 +65,8 @@ TOLERATED_TAINT = "nvidia.com/gpu"
 """Key of the taint that keeps other pods off GPU nodes. The admission plugin
 ExtendedResourceToleration adds a toleration for the taint named like the requested resource."""
 
-NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
-MOST_REQUIREMENTS: Final = 100
+_NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
+_MOST_REQUIREMENTS: Final = 100
 """Limit of label requirements to evaluate; a pod with more is not evaluated by labels."""
 _PIECE_NODES: Final = 512
 """Nodes to check between two yields to the event loop."""
@@ -107,7 +107,7 @@ class _RequestedSelection:
     not_checked: tuple[str, ...]
 
 
-def read_requested_selection(pod: Mapping[str, object]) -> _RequestedSelection:
+def _read_requested_selection(pod: Mapping[str, object]) -> _RequestedSelection:
     """Parse a pod's constraints on its nodes; malformed fields count as absent.
 
     Label constraints are ignored if there are very many, because the work per node must stay
@@ -118,7 +118,7 @@ def read_requested_selection(pod: Mapping[str, object]) -> _RequestedSelection:
         unjudged = [name for name in ("nodeSelector", "affinity", "tolerations") if spec.get(name)]
         return _RequestedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
     selection = read_selection(pod)
-    if len(selection.labels) + sum(1 for _ in selection.requirements) > MOST_REQUIREMENTS:
+    if len(selection.labels) + sum(1 for _ in selection.requirements) > _MOST_REQUIREMENTS:
         unjudged = [name for name in ("nodeSelector", "affinity") if spec.get(name)]
         selection = Selection(tolerations=selection.tolerations)
     else:
@@ -181,7 +181,7 @@ def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
     if not node.is_ready:
         return NOT_READY
     if not selects(selection, node):
-        return NOT_SELECTED
+        return _NOT_SELECTED
     by_default = {TOLERATED_TAINT, resource}  # ExtendedResourceToleration adds these
     for taint in node.taints:
         if taint.repels and taint.key not in by_default and not tolerates(selection, taint):
@@ -231,7 +231,7 @@ class WhatIf:
 
     async def _predict(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Predict a pod's placement without assuming or remembering it."""
-        selection = read_requested_selection(pod)
+        selection = _read_requested_selection(pod)
         names, closed = await _open_nodes(self._fleet, wanted, selection.selection)
         decision = await run_in_steps(self._placer.guess_in_steps(wanted, names))
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]

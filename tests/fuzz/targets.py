@@ -46,7 +46,12 @@ from extender.sources.prometheus.collector import Collector
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.protocol import Frame, PrometheusError
 from extender.sources.prometheus.source import ReadingsBuilder, _read_history
-from extender.sources.prometheus.worker import _past_frames, collect_past, collect_use, round_frames
+from extender.sources.prometheus.worker import (
+    _collect_past,
+    _collect_use,
+    _past_frames,
+    round_frames,
+)
 from extender.webhook.admission import AdmissionWebhook, ReviewError, SchedulerLease, _decode_review
 from testkit.builders import NOW
 from testkit.cards import IDLE
@@ -196,11 +201,11 @@ def prometheus(runner: asyncio.Runner) -> Target:
             runner.run(take(_sent(round_frames(collector.collect(NODES, world.now)))))
             understood += bool(len(collector._devices))
         with contextlib.suppress(PrometheusError):
-            past = collect_past(client, settings, now=world.now, window_seconds=PAST_SECONDS)
+            past = _collect_past(client, settings, now=world.now, window_seconds=PAST_SECONDS)
             runner.run(take_past(_sent(_past_frames(past))[:-1]))
             understood += bool(past.devices)
         with contextlib.suppress(PrometheusError):
-            use = collect_use(
+            use = _collect_use(
                 client, settings, now=world.now, seconds=PAST_SECONDS, active_from=0.01
             )
             understood += bool(use.devices)

@@ -96,7 +96,7 @@ class RecordError(ValueError):
     """A line of a decision log cannot be decoded; the message says why."""
 
 
-def write_columns(batch: Batch, rest: Callable[[], None] = lambda: None) -> dict[str, object]:
+def _write_columns(batch: Batch, rest: Callable[[], None] = lambda: None) -> dict[str, object]:
     """Encode a batch as columns for orjson; `slots` is omitted, as it follows from `present`.
 
     Args:
@@ -295,7 +295,7 @@ class LineWriter:
                 resource: {
                     "nodes": [place[name] for name in pool.nodes],
                     "width": int(pool.batch.slots.shape[1]),
-                    "columns": write_columns(current_batch(pool, snapshot.telemetry), self._rest),
+                    "columns": _write_columns(current_batch(pool, snapshot.telemetry), self._rest),
                     **_leaving(pool, range(len(pool.rows))),
                     **_seen(pool),
                 }
@@ -323,7 +323,7 @@ class LineWriter:
             pool.batch.suspicion[np.array(rows, dtype=np.intp)],
             width=pool.batch.slots.shape[1],
         )
-        return {"rows": rows, "columns": write_columns(batch), **_leaving(pool, rows)}
+        return {"rows": rows, "columns": _write_columns(batch), **_leaving(pool, rows)}
 
     def _changed_models(self, snapshot: Snapshot) -> Sequence[str]:
         if snapshot.models == self._models:

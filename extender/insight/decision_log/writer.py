@@ -18,17 +18,17 @@ from extender.settings.service import STDOUT, DecisionLog
 
 logger = logging.getLogger(__name__)
 
-WAITING: Final = 512
+_WAITING: Final = 512
 """Queue limit: each queued decision keeps its snapshot in memory."""
 
-GATHER_SECONDS: Final = 0.05
+_GATHER_SECONDS: Final = 0.05
 """Delay before writing, so that filter and prioritize of one pod are written together. Otherwise
 the thread would compete for the processor just when kube-scheduler sends its second request."""
 
 _REST_SECONDS: Final = 0.002
 """Pause after each step of less than a millisecond. A decision then waits for at most one step."""
 
-CLOSE_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class DecisionLogWriter:
 
     def note(self, record: DecisionRecord, weighed: Weighed) -> None:
         """Queue a decision for writing; never blocks."""
-        if len(self._waiting) >= WAITING:
+        if len(self._waiting) >= _WAITING:
             self.dropped += 1
             return
         self._add(_Decided(record, weighed))
@@ -84,10 +84,10 @@ class DecisionLogWriter:
         self._add(_Bound(uid, node, at))
 
     def close(self) -> None:
-        """Write the queued lines, for at most `CLOSE_SECONDS`, and close the file."""
+        """Write the queued lines, for at most `_CLOSE_SECONDS`, and close the file."""
         self._closing.set()
         self._wake.set()
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _add(self, noted: _Decided | _Bound) -> None:
         self._waiting.append(noted)
@@ -97,7 +97,7 @@ class DecisionLogWriter:
     def _run(self) -> None:
         while not (self._closing.is_set() and not self._waiting):
             self._wake.wait()
-            if not self._closing.wait(GATHER_SECONDS):
+            if not self._closing.wait(_GATHER_SECONDS):
                 self._wake.clear()
             while self._waiting:
                 self._write(self._waiting.popleft())

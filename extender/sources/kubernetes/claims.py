@@ -30,7 +30,7 @@ _GROUPS_API: Final = "scheduling.k8s.io"
 """API group of the pod groups that a claim may be reserved for, from Kubernetes 1.36 on."""
 
 
-class DeviceName(NamedTuple):
+class _DeviceName(NamedTuple):
     """Name of a device in an allocation of `GPU_DRIVER`.
 
     Attributes:
@@ -55,7 +55,7 @@ class _ClaimRecord:
 
     pods: tuple[str, ...]
     groups: tuple[str, ...]
-    devices: tuple[DeviceName, ...]
+    devices: tuple[_DeviceName, ...]
     has_unknown_driver: bool
 
     @property
@@ -96,7 +96,7 @@ def _reduce_claim(raw: Mapping[str, object]) -> _ClaimRecord | None:
         if result.get("adminAccess") is not True
     ]
     devices = tuple(
-        DeviceName(intern(text_of(result.get("pool"))), intern(text_of(result.get("device"))))
+        _DeviceName(intern(text_of(result.get("pool"))), intern(text_of(result.get("device"))))
         for driver, result in results
         if driver == GPU_DRIVER
     )
@@ -229,7 +229,7 @@ class ClaimIndex:
             return None
         return ()
 
-    def _device(self, name: DeviceName) -> ClaimedDevice:
+    def _device(self, name: _DeviceName) -> ClaimedDevice:
         """Return the device with a name.
 
         While a driver writes a new generation of its pool, a device that is not in it yet keeps its

@@ -47,7 +47,7 @@ from extender.sources.kubernetes.records import (
 from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 
 
-class PodFeed:
+class _PodFeed:
     """Reduce pods as they arrive: GPU pods to records, exporters to their nodes.
 
     Attributes:
@@ -310,7 +310,7 @@ class ClusterSource:
         reflector_settings = settings or ReflectorSettings()
         self._listed_resources = self._configured_resources = resources
         self._nodes = _NodeFeed(sink, resources)
-        self._pods = PodFeed(
+        self._pods = _PodFeed(
             sink,
             resources,
             early_seconds=early_seconds,

@@ -86,7 +86,7 @@ class _SlowColumn:
     is_nonzero: npt.NDArray[np.bool_]
 
 
-class SlowColumns:
+class _SlowColumns:
     """The latest columns of slow-changing metrics.
 
     Several threads may use it, each for other metrics.
@@ -239,7 +239,7 @@ class Collector:
         self._names_at = -np.inf
         self._skew_seconds = 0.0
         self._discovery = _Discovery()
-        self._slow_columns = SlowColumns(self._column)
+        self._slow_columns = _SlowColumns(self._column)
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf

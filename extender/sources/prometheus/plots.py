@@ -43,7 +43,7 @@ _Values = list[float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlottedHour:
+class _PlottedHour:
     """The last hour of some devices.
 
     Attributes:
@@ -77,13 +77,13 @@ class PrometheusPlots:
         """Whether a Prometheus is configured."""
         return bool(self._settings().url)
 
-    async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
+    async def hour(self, devices: Sequence[DeviceKey]) -> _PlottedHour:
         """Return the last hour of some devices, or an error."""
         return await self.past(devices, seconds=_STEP_SECONDS * (_STEPS - 1), steps=_STEPS)
 
     async def past(
         self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
-    ) -> PlottedHour:
+    ) -> _PlottedHour:
         """Return the last `seconds` of some devices in `steps` steps, or an error."""
         settings = self._settings()
         cards = sorted({uuid for uuid, _ in devices[:_MAX_DEVICES] if _PLAIN.fullmatch(uuid)})
@@ -98,9 +98,9 @@ class PrometheusPlots:
                 # TimeoutError is an OSError, and invalid JSON raises a ValueError.
                 cause = str(error) or "no complete answer in time"
                 logger.info("no plots from Prometheus", extra={"cause": cause})
-                return PlottedHour(error=f"cannot query Prometheus: {cause}")
+                return _PlottedHour(error=f"cannot query Prometheus: {cause}")
         preferred, other = by_device[Signal.GRAPHICS_ACTIVE], by_device[Signal.GPU_UTILIZATION]
-        return PlottedHour(
+        return _PlottedHour(
             times=tuple(times.tolist()),
             activity={
                 key: _fill_gaps(preferred.get(key), other.get(key)) for key in other | preferred

@@ -81,7 +81,7 @@ _DEVICES_PER_STEP: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastReadings:
+class _PastReadings:
     """Past readings; the axes are (device, step).
 
     Attributes:
@@ -225,7 +225,7 @@ def round_frames(found: Round) -> Iterator[Frame]:
 def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[Frame]:
     client = PrometheusClient(settings)
     try:
-        past = collect_past(
+        past = _collect_past(
             client, settings, now=header["now"], window_seconds=header["window_seconds"]
         )
     except PrometheusError as error:
@@ -236,7 +236,7 @@ def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[
     yield from _past_frames(past)
 
 
-def _past_frames(past: PastReadings) -> Iterator[Frame]:
+def _past_frames(past: _PastReadings) -> Iterator[Frame]:
     """Encode past readings: the times, then the values of some devices per frame."""
     matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
     yield Frame(
@@ -254,7 +254,7 @@ def _past_frames(past: PastReadings) -> Iterator[Frame]:
 def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[Frame]:
     client = PrometheusClient(settings)
     try:
-        use = collect_use(
+        use = _collect_use(
             client,
             settings,
             now=header["now"],
@@ -303,7 +303,7 @@ class _LastUse:
     is_guess: Flags
 
 
-def collect_use(
+def _collect_use(
     client: PrometheusClient,
     settings: "Prometheus",
     *,
@@ -455,9 +455,9 @@ class _Grid:
         return matrix
 
 
-def collect_past(
+def _collect_past(
     client: PrometheusClient, settings: "Prometheus", *, now: float, window_seconds: float
-) -> PastReadings:
+) -> _PastReadings:
     """Query the last `window_seconds`: activity of the graphics engine, else utilization.
 
     The time is split into several queries: a single answer would have a hundred megabytes.
@@ -499,7 +499,7 @@ def collect_past(
     except PrometheusError:
         has_xid = False  # the windows are more important than the times of old errors
     preferred, fallback = map(grid.matrix, (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION))
-    return PastReadings(
+    return _PastReadings(
         times=times,
         devices=grid.devices,
         utilization=np.where(np.isnan(preferred), fallback, preferred),

@@ -21,7 +21,7 @@ from extender.core.nodes.pod_groups import likeness_of
 from extender.insight.decisions import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
-from extender.insight.usage import SWEEP_SECONDS
+from extender.insight.usage import _SWEEP_SECONDS
 from extender.placement.bypassed_pods import BoundPods, BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
@@ -81,7 +81,7 @@ def documents() -> Iterator[dict[str, Any]]:
     asyncio.run(call(fleet, "prioritize", "node-1", "node-2", "node-3", name="short"))
     watch = RegretWatch(fleet.fleet, lambda: fleet.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(OUTCOMES)
-    fleet.now += SWEEP_SECONDS
+    fleet.now += _SWEEP_SECONDS
     asyncio.run(fleet.why.usage.sweep())
     fleet.fleet._allocations.similar_pods.note(
         replace(fleet.fleet.pods["uid-train"], likeness=likeness_of(pod(gpus=2))), 1 << 30

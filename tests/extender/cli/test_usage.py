@@ -8,13 +8,13 @@ from msgspec import convert
 from extender.answers.holding import SumsAnswer
 from extender.cli.formatting import idle_of
 from extender.insight.holder_sums import Sums
-from extender.insight.usage import SWEEP_SECONDS
+from extender.insight.usage import _SWEEP_SECONDS
 from testkit.cli_serving import build_fleet, runner, serving
 
 
 def test_usage_of_a_period_is_listed_with_its_sum() -> None:
     fleet = build_fleet()
-    fleet.now += SWEEP_SECONDS
+    fleet.now += _SWEEP_SECONDS
     asyncio.run(fleet.why.usage.sweep())
     with serving(fleet.build_app()) as url:
         run = runner(url)

@@ -17,10 +17,10 @@ from extender.core.devices.gpu_models import (
     short_model,
 )
 from extender.fleet.pods import LEAST_SAMPLES, Use
-from extender.insight.advice import card_words
+from extender.insight.advice import _card_words
 from extender.insight.advice_rules import (
-    FAR_BYTES,
-    FAR_RATIO,
+    _FAR_BYTES,
+    _FAR_RATIO,
     FULL_RATIO,
     KEPT_BACK_BYTES,
     MOST_REPLICAS,
@@ -28,10 +28,10 @@ from extender.insight.advice_rules import (
     Card,
     CardVerdict,
     MemoryVerdict,
+    _quantiles,
     advise,
     fit,
     judge_memory,
-    quantiles,
     uses,
     uses_a_tenth,
 )
@@ -128,7 +128,7 @@ def test_a_quantile_is_a_value_that_this_share_does_not_exceed(
     known = sorted(value for value in values if value is not None)
     column = np.array([[math.nan if value is None else value] for value in values])
 
-    (found,) = quantiles(column, quantile).tolist()
+    (found,) = _quantiles(column, quantile).tolist()
 
     if not known:
         assert math.isnan(found)
@@ -297,7 +297,7 @@ def test_an_unmeasured_card_is_shared_by_its_model_and_memory(
 
     assert advice is not None
     assert (advice.replicas, advice.way) == (replicas, way)
-    assert ("hypervisor" in card_words(measured, advice)) == is_vgpu(model)
+    assert ("hypervisor" in _card_words(measured, advice)) == is_vgpu(model)
 
 
 def test_an_unmeasured_whole_card_gets_no_advice() -> None:
@@ -328,8 +328,8 @@ def test_memory_request_is_judged_far_off_only_beyond_the_limits(
         assert used > requested
         assert advice.suggested_bytes > requested * GIB
     else:
-        assert requested >= used * FAR_RATIO
-        assert (requested - used) * GIB >= FAR_BYTES * (1 - 1e-9)
+        assert requested >= used * _FAR_RATIO
+        assert (requested - used) * GIB >= _FAR_BYTES * (1 - 1e-9)
         assert advice.suggested_bytes < requested * GIB
 
 

@@ -15,7 +15,7 @@ from extender.core.devices.gpu_models import _NAMES
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import POOL_LABELS, NodeRecord, is_shown
-from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
+from extender.insight.demand import _MOST_POOLS, Supply, _pool_of, size_of
 from extender.insight.stranded import TypicalNeeds
 from extender.sources.kubernetes.records import _wanted_model
 from testkit.builders import GPU
@@ -250,9 +250,9 @@ def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: World) -> 
 
 @pytest.mark.parametrize("label", POOL_LABELS)
 def test_a_label_that_names_pools_does_so_everywhere(label: str) -> None:
-    assert pool_of(NodeRecord(name="a", labels={label: "h100"})) == "h100"
+    assert _pool_of(NodeRecord(name="a", labels={label: "h100"})) == "h100"
     labelled = NodeRecord(name="a", labels={label: "h100", "team": "blue"})
-    assert pool_of(labelled, ("squad", "team")) == "blue"
+    assert _pool_of(labelled, ("squad", "team")) == "blue"
     assert is_shown(label)
     assert label in GROUP_LABELS
 
@@ -271,9 +271,9 @@ def test_labels_that_the_settings_name_come_first() -> None:
 
 
 def test_more_pools_than_are_distinguished_are_one(world: World) -> None:
-    for number in range(MOST_POOLS + 3):
+    for number in range(_MOST_POOLS + 3):
         world.register_node(f"n{number:03}", gpus=1, labels={POOL: f"p{number:03}"})
-    world.live({f"n{number:03}": [IDLE] for number in range(MOST_POOLS + 3)}, 60)
+    world.live({f"n{number:03}": [IDLE] for number in range(_MOST_POOLS + 3)}, 60)
 
     pools = {
         sample.labels["pool"]
@@ -282,5 +282,5 @@ def test_more_pools_than_are_distinguished_are_one(world: World) -> None:
         for sample in family.samples
     }
 
-    assert len(pools) == MOST_POOLS + 1
+    assert len(pools) == _MOST_POOLS + 1
     assert supply(world, "other") == (3, 3)

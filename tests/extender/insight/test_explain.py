@@ -10,7 +10,7 @@ import pytest
 from extender.core.decision.scoring import Breakdown, Factor, ScorePart
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord, Taint
-from extender.insight.what_if import NOT_SELECTED
+from extender.insight.what_if import _NOT_SELECTED
 from testkit.api_requests import decide, get, strict
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
@@ -315,7 +315,7 @@ async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
     answer = await foresee(client, requested)
 
     assert {group["reason"]: group["count"] for group in answer["closed"]} == {
-        NOT_SELECTED: 5,
+        _NOT_SELECTED: 5,
         "node(s) were unschedulable": 1,
         "node(s) were not ready": 1,
         "node(s) had taints that a plain GPU pod does not tolerate": 1,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extender.insight.explain import PEERS_PATH
+from extender.insight.explain import _PEERS_PATH
 from extender.server.redaction import VIEWER, Viewer
 from testkit.api_requests import decide, get
 from testkit.cards import BUSY, IDLE, Gpu
@@ -144,7 +144,7 @@ async def test_a_replica_that_does_not_answer_is_left_out(
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(replica_world(answers_peers=False).build_app())
 
-    assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
+    assert "without TLS" in (await get(client, _PEERS_PATH, 403, pod="ours"))["error"]
 
 
 async def test_peer_request_grants_its_connection_no_more_rights(
@@ -164,13 +164,13 @@ async def test_peer_request_grants_its_connection_no_more_rights(
         return answer
 
     app = web.Application()
-    app.router.add_get(PEERS_PATH, answer)
-    await get(await aiohttp_client(app), PEERS_PATH, pod="no-such-pod")
+    app.router.add_get(_PEERS_PATH, answer)
+    await get(await aiohttp_client(app), _PEERS_PATH, pod="no-such-pod")
     assert len(seen) == 1
 
 
 async def test_replica_does_not_report_decisions_of_others(client: Client) -> None:
-    assert await get(client, PEERS_PATH, pod="no-such-pod") == {}
+    assert await get(client, _PEERS_PATH, pod="no-such-pod") == {}
 
 
 def replica(name: str, far: OtherReplicas | None = None, **rest: Any) -> World:

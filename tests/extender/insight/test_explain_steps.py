@@ -16,7 +16,7 @@ from extender.core.decision.verdicts import NodeVerdict, VerdictEvidence, explai
 from extender.insight import decisions
 from extender.insight.decisions import FORM, DecisionRoutes
 from extender.insight.explain_views import Ranking, Wish, full_nodes
-from extender.insight.holders import MOST_KEPT, Shared
+from extender.insight.holders import _MOST_KEPT, _Shared
 from extender.insight.views import (
     PIECE_VERDICTS,
     Json,
@@ -300,7 +300,7 @@ class Maker:
         self.now = 1000.0
         self.made = 0
         self.at_once = 0
-        self.shared = Shared[int](lambda: self.now, 5.0)
+        self.shared = _Shared[int](lambda: self.now, 5.0)
 
     async def make(self) -> int:
         self.at_once += 1
@@ -337,16 +337,16 @@ async def test_an_old_result_or_another_key_is_computed_again(maker: Maker) -> N
 
 
 async def test_few_results_are_kept(maker: Maker) -> None:
-    for key in range(MOST_KEPT + 1):
+    for key in range(_MOST_KEPT + 1):
         await maker.shared.get(key, maker.make)
 
-    assert await maker.shared.get(MOST_KEPT, maker.make) == MOST_KEPT + 1
-    assert await maker.shared.get(0, maker.make) == MOST_KEPT + 2
+    assert await maker.shared.get(_MOST_KEPT, maker.make) == _MOST_KEPT + 1
+    assert await maker.shared.get(0, maker.make) == _MOST_KEPT + 2
 
 
 async def test_an_unused_result_is_dropped() -> None:
     maker = Maker()
-    maker.shared = Shared[int](lambda: maker.now, 0.01)
+    maker.shared = _Shared[int](lambda: maker.now, 0.01)
     await maker.shared.get("a", maker.make)
 
     async with asyncio.timeout(30):

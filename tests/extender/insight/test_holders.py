@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from extender.core.devices.readings import Signal
-from extender.insight.holders import span
+from extender.insight.holders import _span
 from testkit.api_requests import get
 from testkit.cards import BUSY, HOUR, Gpu, card
 from testkit.others import SeesTeam
@@ -243,4 +243,4 @@ def test_changing_devices_keep_the_idle_times_of_others(world: World) -> None:
     ("seconds", "words"), [(0, "0 s"), (61, "1 min 1 s"), (7200, "2 h"), (86_400 * 3 + 5, "3 d")]
 )
 def test_time_spans_have_two_units_at_most(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert _span(seconds) == words

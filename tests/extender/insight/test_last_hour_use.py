@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.snapshot import Ratios, Telemetry
-from extender.insight.regret_watch import PIECES, ActivityLog
+from extender.insight.regret_watch import _PIECES, _ActivityLog
 from testkit.api_requests import get
 from testkit.cards import HOUR, card
 from testkit.webhook_requests import Client, MakeClient
@@ -18,7 +18,7 @@ FIRST, SECOND = (DeviceKey((f"GPU-n-{index}", "")) for index in range(2))
 
 EVERY = 60.0
 
-SPAN = PIECES * EVERY
+SPAN = _PIECES * EVERY
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def seen(*latest: float, freshness: tuple[float, ...] = (1.0, 1.0)) -> Telemetry
 
 def means(*looks: Telemetry, since: float = 0.0) -> Ratios:
     """Record two devices repeatedly; return their mean activity."""
-    log = ActivityLog(SPAN)
+    log = _ActivityLog(SPAN)
     for number, telemetry in enumerate(looks):
         log.look(telemetry, number * EVERY)
     return log.means(np.array([0, 1]), since)
@@ -154,7 +154,7 @@ def test_the_activity_of_a_device_without_fresh_readings_is_unknown() -> None:
 
 
 def test_time_without_samples_counts_as_one_piece_at_most() -> None:
-    log = ActivityLog(SPAN)
+    log = _ActivityLog(SPAN)
     for at, busy in ((0.0, 0.0), (EVERY, 0.0), (100 * EVERY, 1.0)):
         log.look(seen(busy, busy), at)
 
@@ -162,7 +162,7 @@ def test_time_without_samples_counts_as_one_piece_at_most() -> None:
 
 
 def test_devices_that_come_later_count_from_then_on() -> None:
-    log = ActivityLog(SPAN)
+    log = _ActivityLog(SPAN)
     log.look(seen(0.5, freshness=(1.0,)), 0.0)
     for number in (1, 2):
         log.look(seen(0.5, 0.8), number * EVERY)
@@ -171,8 +171,8 @@ def test_devices_that_come_later_count_from_then_on() -> None:
 
 
 def test_mean_starts_no_earlier_than_the_span() -> None:
-    log = ActivityLog(SPAN)
-    busy = [*[1.0] * 10, *[0.0] * (PIECES + 2)]
+    log = _ActivityLog(SPAN)
+    busy = [*[1.0] * 10, *[0.0] * (_PIECES + 2)]
     for number, share in enumerate(busy):
         log.look(seen(share, share), number * EVERY)
 
@@ -180,7 +180,7 @@ def test_mean_starts_no_earlier_than_the_span() -> None:
 
 
 def test_nothing_is_known_of_the_time_since_the_last_look() -> None:
-    log = ActivityLog(SPAN)
+    log = _ActivityLog(SPAN)
     for number in range(3):
         log.look(seen(0.5, 0.5), number * EVERY)
 
@@ -188,7 +188,7 @@ def test_nothing_is_known_of_the_time_since_the_last_look() -> None:
 
 
 def test_each_look_counts_by_the_time_since_the_look_before() -> None:
-    log = ActivityLog(SPAN)
+    log = _ActivityLog(SPAN)
     for at, busy in ((0.0, 0.0), (10.0, 1.0), (40.0, 0.0)):
         log.look(seen(busy, busy), at)
 

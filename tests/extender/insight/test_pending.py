@@ -7,8 +7,8 @@ import pytest
 
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.inventory import PodPhase
-from extender.insight.pending import PEERS_PATH
-from extender.insight.scheduler_message import OF_THE_POD
+from extender.insight.pending import _PEERS_PATH
+from extender.insight.scheduler_message import _OF_THE_POD
 from testkit.api_requests import decide, get
 from testkit.builders import GPU
 from testkit.cards import IDLE
@@ -143,7 +143,7 @@ async def test_pods_that_the_caller_may_not_read_have_no_names(
     assert pod["gpu_memory_bytes"] is None
     assert [one["count"] for one in pod["by_scheduler"]] == [4, 2, 1]
     assert pod["by_scheduler"][0]["reason"] == "Insufficient nvidia.com/gpu"
-    assert pod["by_scheduler"][2]["reason"] == OF_THE_POD
+    assert pod["by_scheduler"][2]["reason"] == _OF_THE_POD
     assert len(pod["hints"]) == 4
     assert named["pods"] == []
 
@@ -237,7 +237,7 @@ async def test_pods_that_do_not_wait_are_not_reported(sides: tuple[Side, Side]) 
     await far.place("gone", near.world.now + 2)
     far.world.add_waiting("p", node="a")
 
-    assert (await get(far.client, PEERS_PATH))["last"] == {}
+    assert (await get(far.client, _PEERS_PATH))["last"] == {}
     assert [pod["decision"] for pod in await near.pending()] == [None, None]
 
 
@@ -326,4 +326,4 @@ async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) ->
         replica_world(answers_peers=False, far=OtherReplicas()).build_app()
     )
 
-    assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]
+    assert "without TLS" in (await get(client, _PEERS_PATH, 403))["error"]

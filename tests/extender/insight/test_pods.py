@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extender.insight import pods
-from extender.insight.pods import MAX_WORDS
+from extender.insight.pods import _MAX_WORDS
 from testkit.api_requests import get
 from testkit.cards import card
 from testkit.others import SeesTeam
@@ -115,7 +115,7 @@ async def test_a_waiting_pod_says_how_long_and_why(client: Client) -> None:
 async def test_pods_are_sorted_as_requested(
     client: Client, monkeypatch: pytest.MonkeyPatch, sort: str, order: list[str]
 ) -> None:
-    monkeypatch.setattr(pods, "PIECE_PODS", 2)  # several pieces are merged
+    monkeypatch.setattr(pods, "_PIECE_PODS", 2)  # several pieces are merged
 
     shown = await names(client, sort=sort)
     paged = [await names(client, sort=sort, limit="2", offset=str(at)) for at in (0, 2, 4, 6)]
@@ -175,7 +175,7 @@ async def test_pods_of_other_namespaces_change_no_answer(aiohttp_client: MakeCli
         ({"sort": "colour"}, "sort='colour' must be one of pod, owner"),
         ({"state": "dreams"}, "state='dreams' must be one of holds, waits"),
         ({"limit": "501"}, "limit='501' must be a whole number from 1 to 500"),
-        ({"search": "x" * (MAX_WORDS + 1)}, "must have at most 200 characters"),
+        ({"search": "x" * (_MAX_WORDS + 1)}, "must have at most 200 characters"),
         ({"search": " ".join("abcdefghijk")}, "must have at most 10 words"),
         ({"pod": "a"}, "pod='a' is no parameter"),
     ],

@@ -14,8 +14,8 @@ from extender.answers.routes import REGRET
 from extender.cli.commands.regret import command
 from extender.core.request.request import PodRef
 from extender.insight.regret_table import (
-    PEERS_PATH,
-    PIECE_OUTCOMES,
+    _PEERS_PATH,
+    _PIECE_OUTCOMES,
     RegretMetrics,
     RegretTable,
     _newest,
@@ -30,7 +30,7 @@ from testkit.outcomes import OUTCOMES, outcome
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
-MANY = 5 * PIECE_OUTCOMES
+MANY = 5 * _PIECE_OUTCOMES
 
 OURS = outcome("ours", got=0.5, choice=0.2, followed=False)
 
@@ -135,7 +135,7 @@ async def test_others_have_a_turn_between_any_few_of_very_many_placements() -> N
         newest = await _newest(map(numbered, range(MANY)))
 
     assert {one.pod.name for one in newest} == {f"p-{number}" for number in range(MANY)}
-    assert next(turns) >= MANY / PIECE_OUTCOMES
+    assert next(turns) >= MANY / _PIECE_OUTCOMES
 
 
 async def test_pods_may_be_judged_while_very_many_are_listed(aiohttp_client: MakeClient) -> None:
@@ -150,7 +150,7 @@ async def test_pods_may_be_judged_while_very_many_are_listed(aiohttp_client: Mak
 
     async with meanwhile(lambda: watch.outcomes.append(numbered(next(numbers)))):
         answer = await get(client, REGRET.path)
-        reported = await get(client, PEERS_PATH)
+        reported = await get(client, _PEERS_PATH)
 
     assert answer["total"] == MANY
     assert len(reported["outcomes"]) == MANY
@@ -283,4 +283,4 @@ async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) ->
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(replica("near", OURS, answers_peers=False))
 
-    assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]
+    assert "without TLS" in (await get(client, _PEERS_PATH, 403))["error"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.insight.regret_watch import MAX_WAITING, PIECES, PlacementOutcome, RegretWatch
+from extender.insight.regret_watch import _MAX_WAITING, _PIECES, PlacementOutcome, RegretWatch
 from testkit.builders import pod_ref
 from testkit.world import BUSY, IDLE, World
 
@@ -197,10 +197,10 @@ def test_recreated_pod_is_judged_by_its_own_gpus() -> None:
 
 def test_the_gpus_of_a_pod_that_ended_soon_are_unknown() -> None:
     part = Watched(cards=2)
-    part.live(AFTER / PIECES - 60)
+    part.live(AFTER / _PIECES - 60)
     pod = part.place("a", "node-1")
     part.busy("node-1", 0.8, index=1)
-    part.live(AFTER / PIECES - 60)
+    part.live(AFTER / _PIECES - 60)
     part.world.fleet.remove_pod(pod.uid, part.world.clock.now)
     part.live(60)
 
@@ -264,20 +264,20 @@ def test_as_many_pods_are_watched_and_kept_as_are_set() -> None:
 
 
 def test_only_the_first_pods_of_a_burst_are_watched() -> None:
-    part = Watched(pods=2 * MAX_WAITING)
+    part = Watched(pods=2 * _MAX_WAITING)
     part.world.place("a")
     record = next(iter(part.world.history))
 
     part.world.placer.detail(record)
     bound = replace(record, bound_node="node-1", bound_at=part.world.clock.now)
-    refs = [pod_ref(f"pod-{number}") for number in range(MAX_WAITING + 3)]
+    refs = [pod_ref(f"pod-{number}") for number in range(_MAX_WAITING + 3)]
     for ref in refs:
         part.watch.note(replace(bound, pod=ref))
     while part.watch.take_next():
         pass
 
     assert part.watch.left_out == 3
-    assert list(part.watch._watched) == [ref.uid for ref in refs[:MAX_WAITING]]
+    assert list(part.watch._watched) == [ref.uid for ref in refs[:_MAX_WAITING]]
 
 
 def test_among_equal_nodes_the_pods_own_counts_as_best_then_the_first() -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase
-from extender.insight.usage import HOUR, SWEEP_SECONDS, Group, UsageRecord
+from extender.insight.usage import _HOUR, _SWEEP_SECONDS, UsageRecord, _Group
 from extender.runtime.metrics import Metrics
 from testkit.api_requests import get
 from testkit.others import SeesTeam
 from testkit.webhook_requests import MakeClient
 from testkit.world import World
 
-H100 = Group("team", "Job", "H100 80GB HBM3")
+H100 = _Group("team", "Job", "H100 80GB HBM3")
 
 
 def busy_and_idle() -> World:
@@ -34,8 +34,8 @@ def busy_and_idle() -> World:
 
 def pass_time(world: World, record: UsageRecord, seconds: float) -> None:
     """Advance the clock, with readings and a sweep each minute."""
-    for _ in range(int(seconds / SWEEP_SECONDS)):
-        world.read_after(SWEEP_SECONDS)
+    for _ in range(int(seconds / _SWEEP_SECONDS)):
+        world.read_after(_SWEEP_SECONDS)
         world.why.idleness.look()
         asyncio.run(record.sweep())
 
@@ -50,18 +50,18 @@ def test_hours_of_running_and_ended_pods_are_within_a_percent() -> None:
     world.why.idleness.look()
     record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
 
-    pass_time(world, record, 2 * HOUR)
+    pass_time(world, record, 2 * _HOUR)
     train = world.fleet.pods["uid-train"]
     world.clock.now += 30
     world.end(train)
-    pass_time(world, record, HOUR)
+    pass_time(world, record, _HOUR)
 
-    found = record.since(24 * HOUR)
-    assert found[H100].gpu_hours == pytest.approx(2 * (2 + 30 / HOUR), rel=0.01)
+    found = record.since(24 * _HOUR)
+    assert found[H100].gpu_hours == pytest.approx(2 * (2 + 30 / _HOUR), rel=0.01)
     assert found[H100].gpu_hours_idle == 0
     assert found[H100].cost == pytest.approx(2 * found[H100].gpu_hours)
-    held = found[Group("hidden", "none", "H100 80GB HBM3")]
-    assert held.gpu_hours == pytest.approx(2 * (3 + 30 / HOUR), rel=0.01)
+    held = found[_Group("hidden", "none", "H100 80GB HBM3")]
+    assert held.gpu_hours == pytest.approx(2 * (3 + 30 / _HOUR), rel=0.01)
     assert held.gpu_hours_idle == pytest.approx(held.gpu_hours, rel=0.02)
     labels = {"namespace": "team", "owner_kind": "Job", "model": "h100", "use": "used"}
     counted = metrics.registry.get_sample_value("idlegpu_gpu_hours_total", labels)
@@ -71,24 +71,24 @@ def test_hours_of_running_and_ended_pods_are_within_a_percent() -> None:
 def test_only_whole_hours_from_the_requested_time_count() -> None:
     world = busy_and_idle()
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
-    pass_time(world, record, 5 * HOUR)
+    pass_time(world, record, 5 * _HOUR)
 
-    group = Group("team", "Job", "other")
-    hours = 2 + world.clock.now % HOUR / HOUR
-    assert record.since(2 * HOUR)[group].gpu_hours == pytest.approx(2 * hours, abs=0.05)
-    assert record.since(24 * HOUR)[group].gpu_hours == pytest.approx(2 * 5, rel=0.01)
+    group = _Group("team", "Job", "other")
+    hours = 2 + world.clock.now % _HOUR / _HOUR
+    assert record.since(2 * _HOUR)[group].gpu_hours == pytest.approx(2 * hours, abs=0.05)
+    assert record.since(24 * _HOUR)[group].gpu_hours == pytest.approx(2 * 5, rel=0.01)
 
 
 def test_a_clock_that_is_set_back_adds_nothing() -> None:
     world = busy_and_idle()
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
     pass_time(world, record, 600)
-    before = record.since(HOUR)[Group("team", "Job", "other")].gpu_hours
+    before = record.since(_HOUR)[_Group("team", "Job", "other")].gpu_hours
 
     world.clock.now -= 300
     asyncio.run(record.sweep())
 
-    assert record.since(HOUR)[Group("team", "Job", "other")].gpu_hours == before
+    assert record.since(_HOUR)[_Group("team", "Job", "other")].gpu_hours == before
 
 
 def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) 
 
     pass_time(world, record, 120)
 
-    assert len(record.since(HOUR)) == 2
-    assert Group("other", "other", "other") in record.since(HOUR)
+    assert len(record.since(_HOUR)) == 2
+    assert _Group("other", "other", "other") in record.since(_HOUR)
 
 
 async def test_a_caller_sees_the_usage_of_the_namespaces_that_it_may_read(
@@ -107,7 +107,7 @@ async def test_a_caller_sees_the_usage_of_the_namespaces_that_it_may_read(
 ) -> None:
     world = busy_and_idle()
     for _ in range(10):
-        world.read_after(SWEEP_SECONDS)
+        world.read_after(_SWEEP_SECONDS)
         world.why.idleness.look()
         await world.why.usage.sweep()
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
@@ -130,8 +130,8 @@ def test_a_pod_that_ends_between_sweeps_counts_up_to_its_end() -> None:
     world.read()
     asyncio.run(record.sweep())
 
-    hours = record.since(HOUR)[Group("team", "Job", "other")].gpu_hours
-    assert hours == pytest.approx(2 * 66 / HOUR, rel=0.01)
+    hours = record.since(_HOUR)[_Group("team", "Job", "other")].gpu_hours
+    assert hours == pytest.approx(2 * 66 / _HOUR, rel=0.01)
 
 
 def counted(metrics: Metrics, name: str, **labels: str) -> float:
@@ -149,8 +149,8 @@ async def test_metrics_match_costs_and_holders(aiohttp_client: MakeClient) -> No
     metrics = Metrics()
     record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
     client = await aiohttp_client(world.build_app())
-    for _ in range(round(4 * HOUR / SWEEP_SECONDS)):
-        world.read_after(SWEEP_SECONDS)
+    for _ in range(round(4 * _HOUR / _SWEEP_SECONDS)):
+        world.read_after(_SWEEP_SECONDS)
         world.why.idleness.look()
         await record.sweep()
 

@@ -14,8 +14,8 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Policy
 from extender.core.request.request import PodRef, parse_request
 from extender.insight.views import (
+    _freshness_word,
     decision_view,
-    freshness_word,
     gpus_of,
     node_views,
     node_with_gpus,
@@ -73,7 +73,7 @@ def place(world: World, *nodes: str, verb: str = "filter") -> DecisionRecord:
     ("freshness", "word"), [(1.0, "fresh"), (0.999, "stale"), (0.01, "stale"), (0.0, "missing")]
 )
 def test_freshness_has_three_words(freshness: float, word: str) -> None:
-    assert freshness_word(freshness) == word
+    assert _freshness_word(freshness) == word
 
 
 def test_nodes_keep_the_requested_order(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.nodes.inventory import NodeRecord, Taint, may_go, selects
 from extender.core.nodes.pod_groups import likeness_of
-from extender.insight.what_if import MOST_REQUIREMENTS, read_requested_selection
+from extender.insight.what_if import _MOST_REQUIREMENTS, _read_requested_selection
 from testkit.others import SeesTeam
 from testkit.webhook_requests import MakeClient
 from testkit.world import World
@@ -35,10 +35,10 @@ def test_very_many_requirements_are_not_evaluated() -> None:
     selector = {f"label-{at}": "x" for at in range(MANY)}
     exists = affinity(*selector)
 
-    by_selector = read_requested_selection({"spec": {"nodeSelector": selector}})
-    by_affinity = read_requested_selection({"spec": {"affinity": exists}})
-    just = read_requested_selection(
-        {"spec": {"affinity": affinity(*list(selector)[:MOST_REQUIREMENTS])}}
+    by_selector = _read_requested_selection({"spec": {"nodeSelector": selector}})
+    by_affinity = _read_requested_selection({"spec": {"affinity": exists}})
+    just = _read_requested_selection(
+        {"spec": {"affinity": affinity(*list(selector)[:_MOST_REQUIREMENTS])}}
     )
 
     assert by_selector.not_checked == ("nodeSelector", "quotas")
@@ -53,7 +53,7 @@ def test_tolerations_are_judged_however_many_they_are() -> None:
     tolerations = [{"key": f"other-{at}"} for at in range(MANY)]
 
     assert (
-        len(read_requested_selection({"spec": {"tolerations": tolerations}}).selection.tolerations)
+        len(_read_requested_selection({"spec": {"tolerations": tolerations}}).selection.tolerations)
         == MANY
     )
 
@@ -81,7 +81,7 @@ def test_tolerations_are_judged_however_many_they_are() -> None:
 def test_a_selection_beyond_the_size_limit_is_not_evaluated(
     spec: dict[str, object], unjudged: str
 ) -> None:
-    requested = read_requested_selection({"spec": spec})
+    requested = _read_requested_selection({"spec": spec})
 
     assert requested.not_checked == (unjudged, "quotas")
     assert may_go(requested.selection, replace(NODE, taints=(Taint(key="any"),)))
@@ -89,7 +89,7 @@ def test_a_selection_beyond_the_size_limit_is_not_evaluated(
 
 def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
     values = ["b"] * 998
-    requested = read_requested_selection(
+    requested = _read_requested_selection(
         {
             "spec": {
                 "affinity": of_terms([{"matchExpressions": [{**REQUIREMENT, "values": values}]}])
@@ -104,13 +104,13 @@ def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
 def test_labels_that_are_not_kept_are_not_judged() -> None:
     feature = "feature.node.kubernetes.io/system-os_release.ID"
 
-    assert read_requested_selection(
+    assert _read_requested_selection(
         {"spec": {"nodeSelector": {feature: "a", "zone": "a"}}}
     ).not_checked == (
         f"nodeSelector {feature}",
         "quotas",
     )
-    assert read_requested_selection({"spec": {"affinity": affinity(feature)}}).not_checked == (
+    assert _read_requested_selection({"spec": {"affinity": affinity(feature)}}).not_checked == (
         "affinity",
         "quotas",
     )
@@ -123,9 +123,9 @@ def test_required_node_affinity_is_judged_and_the_rest_of_affinity_is_not() -> N
         {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     ]
 
-    assert read_requested_selection({"spec": {"affinity": known}}).not_checked == ("quotas",)
+    assert _read_requested_selection({"spec": {"affinity": known}}).not_checked == ("quotas",)
     for other in others:
-        assert read_requested_selection({"spec": {"affinity": other}}).not_checked == (
+        assert _read_requested_selection({"spec": {"affinity": other}}).not_checked == (
             "affinity",
             "quotas",
         )

@@ -10,7 +10,7 @@ import pytest
 
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.request.gpu_resources import ResourceNames
-from extender.sources.kubernetes.claims import DeviceName, _reduce_claim, _reduce_slice
+from extender.sources.kubernetes.claims import _DeviceName, _reduce_claim, _reduce_slice
 from extender.sources.kubernetes.records import reduce_pod
 from extender.sources.kubernetes.reflector import _MAX_FAILURES
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
@@ -106,7 +106,7 @@ def test_gpus_and_pods_of_a_claim_are_stored() -> None:
 
     assert record is not None
     assert record.pods == ("a", "b")
-    assert record.devices == (DeviceName("n", "gpu-0"), DeviceName("n", "gpu-3"))
+    assert record.devices == (_DeviceName("n", "gpu-0"), _DeviceName("n", "gpu-3"))
 
 
 def test_a_slice_has_the_uuid_of_a_card_and_the_profile_of_an_instance() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
-from extender.sources.kubernetes.cluster import _NODES, PodFeed
+from extender.sources.kubernetes.cluster import _NODES, _PodFeed
 from extender.sources.kubernetes.objects import Pacer
 from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 from testkit.fake_kube import (
@@ -265,7 +265,7 @@ async def test_a_burst_yields_the_loop_to_other_tasks(
 
 async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> None:
     sink, pacer = Sink(), Pacer()
-    feed = PodFeed(
+    feed = _PodFeed(
         sink,
         ResourceNames(("nvidia.com/gpu", "amd.com/gpu")),
         early_seconds=60.0,

@@ -13,7 +13,7 @@ from extender.core.nodes.node_selection import read_selection
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from extender.insight.what_if import read_requested_selection
+from extender.insight.what_if import _read_requested_selection
 from extender.runtime.metrics import Metrics
 from extender.sources.kubernetes.claims import _reduce_claim, _reduce_slice
 from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
@@ -79,7 +79,7 @@ def read_request(raw: Mapping[str, object]) -> object:
 
 def read_wishes(raw: Mapping[str, object]) -> object:
     node = NodeRecord(name="n", labels={"a": "2"}, taints=(Taint(key="a", effect="NoSchedule"),))
-    return may_go(read_selection(raw), node), may_go(read_requested_selection(raw).selection, node)
+    return may_go(read_selection(raw), node), may_go(_read_requested_selection(raw).selection, node)
 
 
 class FreshLease:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import Column, Signal
-from extender.sources.prometheus.collector import _FULL_SECONDS, SlowColumns
+from extender.sources.prometheus.collector import _FULL_SECONDS, _SlowColumns
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
 from testkit.collecting import NOW, CollectorState
 from testkit.prometheus.fake import FakePrometheus, Series, series, util
@@ -46,7 +46,7 @@ def test_faults_appear_and_disappear_in_the_same_round(
     rounds: list[tuple[list[float], float]],
 ) -> None:
     server, now = Server(), NOW
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
     for values, seconds in rounds:
         server.values = values
         now += seconds
@@ -62,7 +62,7 @@ def test_a_missing_fault_is_not_a_fault_that_is_gone(
     rounds: list[list[float]],
 ) -> None:
     server = Server()
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
     shown = np.full(3, NAN)  # as in the fleet: kept until another value is reported
     expected = np.full(3, NAN)
     for number, values_now in enumerate(rounds):
@@ -76,7 +76,7 @@ def test_a_missing_fault_is_not_a_fault_that_is_gone(
 
 def test_without_faults_most_queries_are_for_values_above_0() -> None:
     server = Server(0.0, 0.0)
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
 
     for number in range(6):
         slow_columns.column(XID, NOW + 10 * number)
@@ -86,7 +86,7 @@ def test_without_faults_most_queries_are_for_values_above_0() -> None:
 
 def test_sizes_are_queried_within_a_minute() -> None:
     server = Server(80.0, 40.0)
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
     slow_columns.column(TOTAL, NOW)
     server.values = (80.0, 96.0)
 
@@ -99,7 +99,7 @@ def test_sizes_are_queried_within_a_minute() -> None:
 
 def test_a_missing_size_is_queried_again() -> None:
     server = Server(80.0, NAN)
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
     slow_columns.column(TOTAL, NOW)
     server.values = (80.0, 40.0)
 
@@ -109,7 +109,7 @@ def test_a_missing_size_is_queried_again() -> None:
 @pytest.mark.parametrize("metric", [XID, TOTAL])
 def test_other_devices_are_queried_at_once(metric: Metric) -> None:
     server = Server(0.0, 0.0)
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
     slow_columns.column(metric, NOW)
 
     slow_columns.clear()
@@ -120,7 +120,7 @@ def test_other_devices_are_queried_at_once(metric: Metric) -> None:
 
 def test_other_metrics_are_queried_in_every_round() -> None:
     server = Server(40.0)
-    slow_columns = SlowColumns(server)
+    slow_columns = _SlowColumns(server)
     slow_columns.column(TEMPERATURE, NOW)
     server.values = (50.0,)
 

@@ -14,7 +14,7 @@ from extender.core.devices.readings import DeviceKey, Signal
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.protocol import PrometheusError
-from extender.sources.prometheus.worker import collect_past
+from extender.sources.prometheus.worker import _collect_past
 from testkit.collecting import EXPORTER, CollectorState
 from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.scraping import Job, Pages, prometheus_process
@@ -299,7 +299,7 @@ async def test_past_is_read_by_a_range_query(scraped: Scraped, client: Prometheu
     settings = Prometheus(url=scraped.url, selector='job="plain"')
 
     past = await asyncio.to_thread(
-        collect_past, client, settings, now=time.time(), window_seconds=600
+        _collect_past, client, settings, now=time.time(), window_seconds=600
     )
 
     assert past.utilization.shape == (8, 11)

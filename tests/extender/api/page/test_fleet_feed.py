@@ -7,7 +7,7 @@ import pytest
 from extender.api.page import fleet_feed
 from extender.api.page.fleet_feed import HELD, LOOKS, FleetFeed, looked_at, rows_since
 from extender.core.steps import finish
-from extender.insight.last_hour import STEPS, LastHour, ShortMemory
+from extender.insight.last_hour import _STEPS, LastHour, ShortMemory
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE
 from testkit.page.small_world import CARDS, ZONE, small_world
@@ -193,7 +193,7 @@ async def test_the_history_keeps_only_an_hour() -> None:
     world = World()
     world.add({"node": [IDLE]})
     memory = ShortMemory(world.fleet, lambda: world.now)
-    for minute in range(STEPS + 5):
+    for minute in range(_STEPS + 5):
         world.now += 60.0
         world.report({"node": [BUSY if minute % 2 else IDLE]})
         note(memory)
@@ -202,7 +202,7 @@ async def test_the_history_keeps_only_an_hour() -> None:
 
     assert isinstance(reported["series"], dict)
     assert isinstance(reported["times"], list)
-    assert len(reported["times"]) == STEPS
+    assert len(reported["times"]) == _STEPS
     assert reported["times"][-1] == world.now
     assert reported["times"] == sorted(reported["times"])
     assert reported["series"]["activity"][0][-2:] == [0.9, 0.0]

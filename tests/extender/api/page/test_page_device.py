@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.sources.prometheus.plots import PlottedHour
+from extender.sources.prometheus.plots import _PlottedHour
 from testkit.api_requests import strict
 from testkit.builders import GPU
 from testkit.cards import IDLE, Gpu
@@ -111,12 +111,12 @@ class FromPrometheus:
     error: str = ""
     is_configured: bool = True
 
-    async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
+    async def hour(self, devices: Sequence[DeviceKey]) -> _PlottedHour:
         if self.error:
-            return PlottedHour(error=self.error)
+            return _PlottedHour(error=self.error)
         steps = 61
         times = tuple(self.world.now - 60.0 * (steps - 1 - step) for step in range(steps))
-        return PlottedHour(
+        return _PlottedHour(
             times=times,
             activity={key: [*[0.25] * (steps - 1), 0.75] for key in devices},
             memory_bytes={key: [40.0 * GIB] * steps for key in devices},
@@ -124,7 +124,7 @@ class FromPrometheus:
 
     async def past(
         self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
-    ) -> PlottedHour:
+    ) -> _PlottedHour:
         raise NotImplementedError
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from extender.core.policy import Policy
 from extender.insight.decision_log.reader import LoggedDecision, read_log
-from extender.insight.decision_log.writer import WAITING, DecisionLogWriter
+from extender.insight.decision_log.writer import _WAITING, DecisionLogWriter
 from extender.settings.section import MIB
 from extender.settings.service import DecisionLog
 from testkit.builders import node, request, snapshot_of
@@ -96,14 +96,14 @@ def test_a_log_that_cannot_be_written_says_so_and_goes_on_once_it_can(tmp_path: 
 def test_decisions_beyond_the_write_rate_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.insight.decision_log.writer.GATHER_SECONDS", 3600.0)
+    monkeypatch.setattr("extender.insight.decision_log.writer._GATHER_SECONDS", 3600.0)
     log = DecisionLogWriter(DecisionLog(path=str(tmp_path / "decisions")))
 
-    note(log, WAITING + 7)
+    note(log, _WAITING + 7)
 
     assert log.dropped == 7
     log.close()
-    assert log.written == WAITING
+    assert log.written == _WAITING
 
 
 def test_log_can_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
