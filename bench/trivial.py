@@ -12,7 +12,7 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from extender.webhook.handlers import is_gone
+from extender.webhook.handlers import _is_gone
 
 MAX_BODY_BYTES: Final = 1 << 28
 ANSWERED: Final = web.AppKey("answered", set[str])
@@ -32,7 +32,7 @@ async def answer_filter(request: web.Request) -> web.Response:
         "Error": "",
     }
     body = orjson.dumps(answer)
-    if not is_gone(request):  # counted by the same rule as the extender's answers
+    if not _is_gone(request):  # counted by the same rule as the extender's answers
         request.app[ANSWERED].add(arguments["Pod"]["metadata"]["uid"])
     return web.Response(body=body, content_type="application/json")
 

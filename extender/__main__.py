@@ -22,11 +22,11 @@ from extender.settings.spec import render_table
 
 logger = logging.getLogger("extender")
 
-EXIT_OK: Final = 0
+_EXIT_OK: Final = 0
 """The server has stopped after a signal, or the settings are valid."""
-EXIT_CANNOT_SERVE: Final = 1
+_EXIT_CANNOT_SERVE: Final = 1
 """The server cannot run: an address, a certificate, the kubeconfig, or a fault."""
-EXIT_BAD_SETTINGS: Final = 2
+_EXIT_BAD_SETTINGS: Final = 2
 """Arguments or settings are invalid."""
 
 _ALWAYS_SHOWN: Final = frozenset(
@@ -58,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _build_parser().parse_args(argv)
     if arguments.settings_table:
         sys.stdout.write(render_table(all_settings().values()))
-        return EXIT_OK
+        return _EXIT_OK
     path: Path | None = arguments.check_config or arguments.config
     try:
         loaded = load(path, os.environ)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_BAD_SETTINGS
+        return _EXIT_BAD_SETTINGS
     if arguments.check_config:
         warnings = "".join(f"warning: {warning}\n" for warning in loaded.warnings)
         if path is not None and not path.read_bytes().strip():
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"warning: {path}: is empty: write {{}}, an extender reloads no empty file\n"
             )
         sys.stdout.write(f"{path}: ok\n{warnings}{_describe_settings(loaded.settings)}")
-        return EXIT_OK
+        return _EXIT_OK
     return _serve(loaded, path)
 
 
@@ -117,19 +117,19 @@ def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
         uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
     except (KubeConfigError, TlsError) as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_CANNOT_SERVE
+        return _EXIT_CANNOT_SERVE
     except OSError as error:
         sys.stderr.write(
             f"cannot serve on {settings.listen}: {error.strerror or error}: "
             "set listen (IDLEGPU_LISTEN) to a free address of this machine\n"
         )
-        return EXIT_CANNOT_SERVE
+        return _EXIT_CANNOT_SERVE
     except ExceptionGroup:
         logger.critical("a background task failed", exc_info=True)
-        return EXIT_CANNOT_SERVE
+        return _EXIT_CANNOT_SERVE
     except KeyboardInterrupt:  # the server has not installed its signal handlers yet
-        return EXIT_OK
-    return EXIT_OK
+        return _EXIT_OK
+    return _EXIT_OK
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -50,7 +50,7 @@ from extender.webhook.handlers import MAX_BODY_BYTES, Webhooks, noting_wrong_pat
 
 logger = logging.getLogger(__name__)
 
-Clock = Callable[[], float]
+_Clock = Callable[[], float]
 
 _VERBS = ("/filter", "/prioritize", "/preempt")
 """Paths of the webhooks. Background work yields while one of these requests is open."""
@@ -70,7 +70,7 @@ class Extender:
         self,
         settings: Settings,
         client: KubeClient,
-        clock: Clock = time.time,
+        clock: _Clock = time.time,
         file: SettingsFile | None = None,
     ) -> None:
         self.settings = settings
@@ -408,7 +408,7 @@ class Extender:
 
 @asynccontextmanager
 async def start(
-    settings: Settings, clock: Clock = time.time, *, file: SettingsFile | None = None
+    settings: Settings, clock: _Clock = time.time, *, file: SettingsFile | None = None
 ) -> AsyncIterator[Extender]:
     """Run an extender while the context is open, then answer accepted requests and shut down.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.binding_attribution import BindingAttribution, InventoryTap
-from extender.placement.bypassed_pods import GRACE_SECONDS, BypassedPods
+from extender.placement.bypassed_pods import _GRACE_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredRequest
 from extender.settings.service import BypassSettings
 from testkit.builders import GPU
@@ -71,7 +71,7 @@ class BindingWorld:
 
     def judge(self) -> None:
         """Advance the clock until pods are classified."""
-        self.world.now += GRACE_SECONDS
+        self.world.now += _GRACE_SECONDS
         self.bypassed_pods.sweep()
 
     def counted(self, reason: str = "not-called", scheduler: str = DEFAULT) -> float:

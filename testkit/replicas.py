@@ -175,7 +175,7 @@ async def described(count: int, *, tls: Path | None = None) -> AsyncIterator[Rep
     """
     context = True if tls is None else client_context(tls, shows=tls)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers, "RESOLVE_SECONDS", 0.5)
+        patch.setattr(peers, "_RESOLVE_SECONDS", 0.5)
         async with _described(count, context, tls) as replicas:
             yield replicas
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from extender.kube.client import KubeClient
-from extender.kube.token_review import ACCESS, TOKENS
+from extender.kube.token_review import _ACCESS, _TOKENS
 
 AUDIENCE = "idlegpu-api"
 EVERYWHERE = ""
@@ -75,8 +75,8 @@ async def reviewing(folder: Path) -> AsyncIterator[tuple[Reviewers, KubeClient]]
     """Run the server while the context is open; yield it with a client."""
     reviewers = Reviewers()
     app = web.Application()
-    app.router.add_post(TOKENS, reviewers.review_token)
-    app.router.add_post(ACCESS, reviewers.review_access)
+    app.router.add_post(_TOKENS, reviewers.review_token)
+    app.router.add_post(_ACCESS, reviewers.review_access)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -38,7 +38,7 @@ _PAGE_FILES: Final = ("/", "/page", "/page/")
 
 COOKIE: Final = "idlegpu-token"
 
-MAX_COOKIE: Final = 3800
+_MAX_COOKIE: Final = 3800
 """Longest token that browsers store in a cookie, in bytes."""
 _MAX_BODY: Final = 16 << 10
 
@@ -200,9 +200,9 @@ class Access:
             token = text_of(mapping_of(decode_with(orjson.loads, body)).get("token")).strip()
         except MalformedError:
             return error_answer(400, 'the body is no JSON: send {"token": "..."}')
-        if len(token) > MAX_COOKIE:
+        if len(token) > _MAX_COOKIE:
             return error_answer(
-                400, f"the token is longer than {MAX_COOKIE} bytes, which no browser stores"
+                400, f"the token is longer than {_MAX_COOKIE} bytes, which no browser stores"
             )
         if not self.is_open:
             try:

@@ -39,15 +39,15 @@ HEADER: Final = "X-Idlegpu-Token"
 _MAX_TOKEN: Final = 8192
 _MOST_CALLERS: Final = 1000
 _MOST_REFUSED: Final = 10_000
-REFUSED_SECONDS: Final = 10.0
+_REFUSED_SECONDS: Final = 10.0
 """Time for which a refused token stays refused without a new review."""
 
-TOKEN_SECONDS: Final = 60.0
+_TOKEN_SECONDS: Final = 60.0
 """A token is reviewed again after this time: a removed token stays valid for at most twice as
 long."""
-RIGHTS_SECONDS: Final = 30.0
+_RIGHTS_SECONDS: Final = 30.0
 """The right to list a namespace's pods is checked again after this time."""
-REVIEWS_PER_SECOND: Final = 20.0
+_REVIEWS_PER_SECOND: Final = 20.0
 """Maximum average rate of reviews of unknown tokens: guessed tokens must not load the API
 server."""
 
@@ -69,10 +69,10 @@ _PARALLEL: Final = 8
 _MOST_NAMESPACES: Final = 5000
 """Largest number of namespaces to review for a caller; pods in further ones are hidden."""
 
-GRACE: Final = 2.0
+_GRACE: Final = 2.0
 """A result is reviewed again at its age limit, and stays valid up to this multiple of the limit."""
 
-RETRY_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 """Pause for a caller after the API server failed to answer."""
 
 _ReviewToken = Callable[[], Awaitable[User]]
@@ -135,7 +135,7 @@ class Caller:
 
     def sees(self, namespace: str) -> bool:
         """Check whether the caller may read a namespace's pods; False before the right's review."""
-        if self._monotonic() - self._reviewed_at > GRACE * self._token_seconds:
+        if self._monotonic() - self._reviewed_at > _GRACE * self._token_seconds:
             return False
         return self.sees_all or (namespace != NO_NAMESPACE and self._knows(namespace))
 
@@ -188,7 +188,7 @@ class Caller:
             for _ in range(min(_PARALLEL, len(due))):
                 group.create_task(self._review_rights(left), name="rights")
         self._learnt = there, self._known_until(wanted)
-        if len(self._rights) > GRACE * _MOST_NAMESPACES:
+        if len(self._rights) > _GRACE * _MOST_NAMESPACES:
             self._rights = {name: it for name, it in self._rights.items() if self._knows(name)}
 
     def _known_until(self, namespaces: Iterable[str]) -> float:
@@ -214,8 +214,8 @@ class Caller:
         self._rights[namespace] = (allowed, now)
 
     def _leave_alone(self, error: KubeError) -> None:
-        """Send no reviews for `RETRY_SECONDS`, because the API server is failing."""
-        self._silent_until = self._monotonic() + RETRY_SECONDS
+        """Send no reviews for `_RETRY_SECONDS`, because the API server is failing."""
+        self._silent_until = self._monotonic() + _RETRY_SECONDS
         self._silence = str(error)
 
     def _is_due(self, namespace: str) -> bool:
@@ -226,7 +226,7 @@ class Caller:
     def _knows(self, namespace: str) -> bool:
         """Check whether a right is granted and not too old."""
         allowed, at = self._rights.get(namespace, (False, float("-inf")))
-        return allowed and self._monotonic() - at <= GRACE * self._rights_seconds
+        return allowed and self._monotonic() - at <= _GRACE * self._rights_seconds
 
 
 class Callers:
@@ -258,7 +258,7 @@ class Callers:
             at_once=_STRANGERS,
             waiting_each=_STRANGERS_WAITING,
             wait_seconds=_STRANGERS_SECONDS,
-            per_second=REVIEWS_PER_SECOND,
+            per_second=_REVIEWS_PER_SECOND,
         )
         self._user_reviews = FairQueue(
             at_once=_USER_REVIEWS,
@@ -295,9 +295,9 @@ class Callers:
         )
 
     def _refuse(self, key: bytes, cause: str) -> None:
-        """Remember a refused token for `REFUSED_SECONDS`."""
+        """Remember a refused token for `_REFUSED_SECONDS`."""
         self._callers.pop(key, None)
-        self._refused.put(key, (self._monotonic() + REFUSED_SECONDS, cause))
+        self._refused.put(key, (self._monotonic() + _REFUSED_SECONDS, cause))
 
     async def _caller(self, token: str, address: str) -> Caller:
         """Return the caller of a token from the cache or from a review.
@@ -366,13 +366,13 @@ class Callers:
             review=review,
             may_list=self._may_list,
             namespaces=self._namespaces,
-            token_seconds=TOKEN_SECONDS,
-            rights_seconds=RIGHTS_SECONDS,
+            token_seconds=_TOKEN_SECONDS,
+            rights_seconds=_RIGHTS_SECONDS,
             monotonic=self._monotonic,
         )
 
     def _check_refused(self, key: bytes) -> None:
-        """Refuse a token that was refused less than `REFUSED_SECONDS` ago.
+        """Refuse a token that was refused less than `_REFUSED_SECONDS` ago.
 
         Raises:
             AccessError: the token was refused.

@@ -44,11 +44,11 @@ COMMANDS: Final = {
 """Help line by subcommand; the module is `extender.cli.commands.NAME`, hyphens as underscores."""
 
 
-def module_of(name: str) -> str:
+def _module_of(name: str) -> str:
     """Return the module name of a subcommand.
 
     Example:
-        >>> module_of("nodes")
+        >>> _module_of("nodes")
         'extender.cli.commands.nodes'
     """
     return f"extender.cli.commands.{name.replace('-', '_')}"
@@ -76,7 +76,7 @@ class _Commands(click.Group):
             similar = get_close_matches(cmd_name, COMMANDS, n=1)
             meant = f": did you mean {similar[0]}?" if similar else ":"
             ctx.fail(f"{cmd_name!r} is no command{meant} must be one of {', '.join(COMMANDS)}")
-        command: click.Command = importlib.import_module(module_of(cmd_name)).command
+        command: click.Command = importlib.import_module(_module_of(cmd_name)).command
         return command
 
     @override

@@ -20,7 +20,7 @@ SHADOW: Final = "in shadow mode kube-scheduler does not receive the choice: noth
 RANKED_COLUMNS: Final = [">#", "NODE", "?MODEL", ">IDLE", ">CHANCE", "?>ACTIVITY", ">FREE GiB"]
 IDLE_MIG: Final = ">IDLE MIG"
 """Column of idle MIG instances, as `idle_of` formats them."""
-GIB: Final = float(1 << 30)
+_GIB: Final = float(1 << 30)
 
 _SPAN: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s?)?")
 _SECONDS: Final = (86_400, 3600, 60, 1)
@@ -50,12 +50,12 @@ def gib(count: float | None) -> str:
     """Format a number of bytes in GiB.
 
     Example:
-        >>> gib(61 * GIB), gib(GIB / 2), gib(0), gib(None)
+        >>> gib(61 * _GIB), gib(GIB / 2), gib(0), gib(None)
         ('61', '0.5', '0', '?')
     """
     if count is None:
         return UNKNOWN
-    value = count / GIB
+    value = count / _GIB
     return f"{value:.0f}" if value >= 10 or not value else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
 
 

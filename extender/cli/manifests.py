@@ -178,7 +178,7 @@ def gpu_pod(
     return {**({"metadata": metadata} if metadata else {}), "spec": spec}
 
 
-def adapted(
+def _adapted(
     template: Object,
     *,
     environment: Iterable[str] = (),
@@ -210,7 +210,7 @@ def adapted(
     return {**template, "spec": {**spec, "containers": [container]}}
 
 
-def job_of(template: Object, *, name: str, namespace: str) -> Object:
+def _job_of(template: Object, *, name: str, namespace: str) -> Object:
     """Build a Job that runs a pod template once and is deleted a day after it finishes."""
     return {
         "apiVersion": "batch/v1",
@@ -325,7 +325,7 @@ class GpuJob:
             annotations=self._annotations(),
             scheduler=self.scheduler,
         )
-        template = adapted(
+        template = _adapted(
             template,
             environment=[f"{name}={value}" for name, value in self.env.items()],
             shm=self.shm,
@@ -333,7 +333,7 @@ class GpuJob:
             seconds=self.timeout_seconds,
         )
         name = self.name or unique("hold" if self.is_held else name_for(words))
-        build = pod_of if self.is_held else job_of
+        build = pod_of if self.is_held else _job_of
         return build(template, name=name, namespace=self.namespace)
 
     def _annotations(self) -> dict[str, str]:

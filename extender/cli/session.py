@@ -119,7 +119,7 @@ class Session:
     @functools.cached_property
     def console(self) -> "Console":
         """Console that prints the tables."""
-        return make_console()
+        return _make_console()
 
     def show(self, answer: Answer, render: "Callable[[], RenderableType]") -> None:
         """Print an answer in the chosen format, separated from the previous answer.
@@ -143,7 +143,7 @@ class Session:
         sys.stdout.write(dump(document, self.output))
 
 
-def make_console() -> "Console":
+def _make_console() -> "Console":
     """Return a console that prints text literally: it interprets no markup."""
     from rich.console import Console  # slow to import, not needed for JSON
 

@@ -15,13 +15,13 @@ from rich.text import Text
 
 from extender.cli.formatting import NOTHING, clean
 
-RIGHT: Final = ">"
+_RIGHT: Final = ">"
 """Prefix of a column name: the values are numbers, aligned right and never folded."""
-WHOLE: Final = "="
+_WHOLE: Final = "="
 """Prefix of a column name: the values are single words that are never folded."""
-OPTIONAL: Final = "?"
+_OPTIONAL: Final = "?"
 """Prefix of a column name, before the others: the column is dropped in a narrow terminal."""
-UNDER: Final = "_"
+_UNDER: Final = "_"
 """Prefix of a column name: in a narrow terminal the values are under their row, as with the columns
 of `-o wide`."""
 
@@ -95,7 +95,7 @@ class _Column:
     width: int = 0
 
 
-class Sheet:
+class _Sheet:
     """Table that fits the console's width.
 
     Args:
@@ -164,13 +164,13 @@ class Sheet:
 
 
 def _column(name: str, at: int, *, is_extra: bool) -> _Column:
-    bare = name.lstrip(OPTIONAL + UNDER)
+    bare = name.lstrip(_OPTIONAL + _UNDER)
     return _Column(
-        name=bare.lstrip(RIGHT + WHOLE),
-        is_right=bare.startswith(RIGHT),
-        is_whole=bare.startswith((RIGHT, WHOLE)),
-        is_optional=name.startswith(OPTIONAL),
-        is_extra=is_extra or name.startswith(UNDER),
+        name=bare.lstrip(_RIGHT + _WHOLE),
+        is_right=bare.startswith(_RIGHT),
+        is_whole=bare.startswith((_RIGHT, _WHOLE)),
+        is_optional=name.startswith(_OPTIONAL),
+        is_extra=is_extra or name.startswith(_UNDER),
         at=at,
     )
 
@@ -264,18 +264,18 @@ def _parts(word: str, width: int) -> list[str]:
 
 def sheet(
     columns: Sequence[str], rows: Iterable[Sequence[Cell]], extra: Sequence[str] = ()
-) -> Sheet:
+) -> _Sheet:
     """Build a table from column names and rows.
 
     Args:
-        columns: names, some prefixed with `OPTIONAL` or `UNDER`, and then with `RIGHT` or `WHOLE`.
+        columns: names, some with the prefix `_OPTIONAL` or `_UNDER`, then `_RIGHT` or `_WHOLE`.
         rows: cells; a `str` is printed literally, never as markup.
         extra: names of the columns of `-o wide`, whose cells follow the others.
     """
     texts = [
         [cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows
     ]
-    return Sheet(columns, extra, texts)
+    return _Sheet(columns, extra, texts)
 
 
 def word(text: str) -> Text:

@@ -25,11 +25,11 @@ _T = TypeVar("_T")
 VERSION: Final = 1
 """Incremented only when an older release would misread a message; a new field does not count."""
 
-MAX_RECORDS: Final = 500
+_MAX_RECORDS: Final = 500
 """Maximum number of records in one message."""
 
 MAX_BYTES: Final = 4 << 20
-"""Largest message in bytes: more than `MAX_RECORDS` of the longest records need."""
+"""Largest message in bytes: more than `_MAX_RECORDS` of the longest records need."""
 
 _MAX_UID: Final = 128
 _MAX_NAME: Final = 320
@@ -89,7 +89,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     gap_at: float = 0.0
     mark: float | None = None
     sent_at: float | None = None
-    requests: Annotated[list[_ReportedRequest], msgspec.Meta(max_length=MAX_RECORDS)] = (
+    requests: Annotated[list[_ReportedRequest], msgspec.Meta(max_length=_MAX_RECORDS)] = (
         msgspec.field(default_factory=list)
     )
     faults: Annotated[list[_Name], msgspec.Meta(max_length=_MAX_FAULTS)] | None = None
@@ -119,7 +119,7 @@ _VERSION: Final = msgspec.json.Decoder(_Version)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def fits_message(request: AnsweredRequest) -> bool:
+def _fits_message(request: AnsweredRequest) -> bool:
     """Return whether a record fits the limits of the format; kube-scheduler's records always do."""
     names = [name for name, _ in request.resources]
     return (
@@ -145,7 +145,7 @@ def encode_message(
 
     Args:
         instance: name of the sender.
-        requests: records, each of them `fits_message`.
+        requests: records, each of them `_fits_message`.
         to: see `Message`, also for the other arguments.
         gap_at: time on the clock of the records.
         mark: time on the receiver's clock.
@@ -328,7 +328,7 @@ class PeerLink:
         """Queue a record for the next message."""
         if self.is_self:
             return
-        if not fits_message(request):
+        if not _fits_message(request):
             self._gap_at = self._monotonic()
             return
         self._queue.append(request)
@@ -358,7 +358,7 @@ class PeerLink:
     def compose(self) -> bytes:
         """Encode the next message: the last message's records if it failed, otherwise new ones."""
         if not self._under_way:
-            count = min(len(self._queue), MAX_RECORDS)
+            count = min(len(self._queue), _MAX_RECORDS)
             self._under_way = [self._queue.popleft() for _ in range(count)]
         return encode_message(
             self._own_instance,

@@ -41,7 +41,7 @@ _WINDOW_SECONDS: Final = 10.0
 ms apart during two windows."""
 
 
-class Delay:
+class _Delay:
     """Estimates how much later a message arrived than the fastest recent one.
 
     The offset between the clocks is unknown. But among the messages of some seconds at least one
@@ -71,12 +71,12 @@ class Delay:
 logger = logging.getLogger(__name__)
 
 _MAX_PEERS: Final = 32
-INTERVAL_SECONDS: Final = 0.01
+_INTERVAL_SECONDS: Final = 0.01
 """Shortest time between two messages to one replica: the shorter it is, the better several replicas
 spread pods that they place at once."""
-RESOLVE_SECONDS: Final = 5.0
+_RESOLVE_SECONDS: Final = 5.0
 """Time between two look-ups of the addresses; a Service's DNS records live about as long."""
-TIMEOUT_SECONDS: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 """Limit for the answer to one message; a slower replica counts as gone, and that is safe."""
 _LAST_WORDS_SECONDS: Final = 0.5
 """Time at shutdown to send the last records."""
@@ -105,7 +105,7 @@ class _Received:
     gap_at: float
     at: float
     faults: frozenset[str] | None
-    delay: Delay
+    delay: _Delay
 
 
 class Peers:
@@ -234,7 +234,7 @@ class Peers:
         for address in tuple(self._links):
             self._tasks.pop(address).cancel()
             self._drop(address)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
         # A replica compresses nothing, and a small answer could unpack to a large one.
         async with aiohttp.ClientSession(
             timeout=timeout, headers=self._headers, auto_decompress=False
@@ -243,7 +243,7 @@ class Peers:
                 async with asyncio.TaskGroup() as group:
                     while True:
                         await self._resolve(group, session)
-                        await asyncio.sleep(RESOLVE_SECONDS)
+                        await asyncio.sleep(_RESOLVE_SECONDS)
             finally:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LAST_WORDS_SECONDS):
@@ -276,7 +276,7 @@ class Peers:
                 address,
                 session,
                 instance=self.instance,
-                interval_seconds=INTERVAL_SECONDS,
+                interval_seconds=_INTERVAL_SECONDS,
                 monotonic=self._monotonic,
                 count=self._count_sent,
                 tls=self._tls,
@@ -357,7 +357,7 @@ class Peers:
         """Store the records of a message, and update the state of its sender."""
         now = self._monotonic()
         before = self._received.pop(message.instance, None)
-        delay = Delay() if before is None else before.delay
+        delay = _Delay() if before is None else before.delay
         sent_at = now if message.sent_at is None else now - delay.of(message.sent_at, now)
         for request in requests_in(message, sent_at):
             self._take(request)

@@ -25,7 +25,7 @@ from extender.kube.kubeconfig import (
 )
 from extender.runtime.decoding import MalformedError, decode_with
 
-Params = Mapping[str, str | int]
+_Params = Mapping[str, str | int]
 
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _CONNECT_SECONDS: Final = 10.0
@@ -130,7 +130,7 @@ class KubeClient:
         self._api = self._retired = None
 
     async def get(
-        self, path: str, params: Params, *, action: str, timeout_seconds: float, limit_bytes: int
+        self, path: str, params: _Params, *, action: str, timeout_seconds: float, limit_bytes: int
     ) -> Mapping[str, object]:
         """Send a GET request and parse the answer as a JSON object; see `get_text`."""
         body = await self.get_text(
@@ -139,7 +139,7 @@ class KubeClient:
         return parse_object(body, action)
 
     async def get_text(
-        self, path: str, params: Params, *, action: str, timeout_seconds: float, limit_bytes: int
+        self, path: str, params: _Params, *, action: str, timeout_seconds: float, limit_bytes: int
     ) -> bytes:
         """Send a GET request and return the body as bytes.
 
@@ -189,7 +189,7 @@ class KubeClient:
     async def watch_lines(
         self,
         path: str,
-        params: Params,
+        params: _Params,
         *,
         action: str,
         silence_seconds: float,
@@ -213,7 +213,7 @@ class KubeClient:
             try:
                 await _check(response, action)
                 yield b""
-                splitter = LineSplitter(limit_bytes)
+                splitter = _LineSplitter(limit_bytes)
                 while True:
                     async with asyncio.timeout(silence_seconds):
                         chunk = await response.content.readany()
@@ -231,7 +231,7 @@ class KubeClient:
         method: str,
         path: str,
         *,
-        params: Params | None = None,
+        params: _Params | None = None,
         body: object = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
@@ -245,7 +245,7 @@ class KubeClient:
         return response
 
     async def _send_once(
-        self, method: str, path: str, params: Params | None, body: object, content_type: str
+        self, method: str, path: str, params: _Params | None, body: object, content_type: str
     ) -> aiohttp.ClientResponse:
         if self._api is None:
             raise KubeError(f"cannot {method} {path}: the client is closed")
@@ -296,7 +296,7 @@ class KubeClient:
         return KubeError(f"cannot {action}: {cause}")
 
 
-class LineSplitter:
+class _LineSplitter:
     """Splits a stream of bytes into lines; scans each byte only once.
 
     Args:
@@ -314,7 +314,7 @@ class LineSplitter:
             ValueError: a line is too long.
 
         Example:
-            >>> splitter = LineSplitter(100)
+            >>> splitter = _LineSplitter(100)
             >>> splitter.feed(b"one\ntwo\nth"), splitter.feed(b"ree\n")
             ([b'one', b'two'], [b'three'])
         """

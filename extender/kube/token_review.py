@@ -9,8 +9,8 @@ from typing import Final, Generic, TypeVar
 from extender.core.untyped import items_of, mapping_of, text_of
 from extender.kube.client import KubeClient, parse_object
 
-TOKENS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
-ACCESS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_TOKENS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+_ACCESS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _REVIEW_TOKENS: Final = "create tokenreviews.authentication.k8s.io"
 _REVIEW_ACCESS: Final = "create subjectaccessreviews.authorization.k8s.io"
 
@@ -19,7 +19,7 @@ ALL_NAMESPACES: Final = ""
 REVIEW_TIMEOUT_SECONDS: Final = 5.0
 """Limit for one review: an API server that works answers within milliseconds."""
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
 class TokenRefusedError(ValueError):
@@ -68,7 +68,7 @@ async def review_token(
         spec["audiences"] = [audience]
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
     answer = await client.send(
-        "POST", TOKENS, body, action=_REVIEW_TOKENS, timeout_seconds=timeout_seconds
+        "POST", _TOKENS, body, action=_REVIEW_TOKENS, timeout_seconds=timeout_seconds
     )
     status = mapping_of(parse_object(answer, _REVIEW_TOKENS).get("status"))
     if status.get("authenticated") is not True:
@@ -102,7 +102,7 @@ async def may_list_pods(
     }
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     answer = await client.send(
-        "POST", ACCESS, body, action=_REVIEW_ACCESS, timeout_seconds=timeout_seconds
+        "POST", _ACCESS, body, action=_REVIEW_ACCESS, timeout_seconds=timeout_seconds
     )
     status = mapping_of(parse_object(answer, _REVIEW_ACCESS).get("status"))
     return status.get("allowed") is True and status.get("denied") is not True
@@ -113,7 +113,7 @@ def token_key(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-class Recent(Generic[Value]):
+class Recent(Generic[_Value]):
     """A cache of values by token hash that keeps the most recently stored ones.
 
     Args:
@@ -122,13 +122,13 @@ class Recent(Generic[Value]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._values: OrderedDict[bytes, Value] = OrderedDict()
+        self._values: OrderedDict[bytes, _Value] = OrderedDict()
 
-    def get(self, key: bytes) -> Value | None:
+    def get(self, key: bytes) -> _Value | None:
         """Return the cached value of a token hash, or None."""
         return self._values.get(key)
 
-    def put(self, key: bytes, value: Value) -> None:
+    def put(self, key: bytes, value: _Value) -> None:
         """Store a value, and drop the oldest one if the cache is full."""
         self._values[key] = value
         self._values.move_to_end(key)

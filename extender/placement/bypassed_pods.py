@@ -19,7 +19,7 @@ _SHOWN_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundPods:
+class _BoundPods:
     """A group of bound pods with equal scheduler, GPU resources and verdict.
 
     Attributes:
@@ -40,7 +40,7 @@ class BoundPods:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BypassEvidence:
+class _BypassEvidence:
     """Observations of the last minutes about requests and bindings.
 
     Attributes:
@@ -55,7 +55,7 @@ class BypassEvidence:
         wrong_paths: requested paths that we do not serve.
     """
 
-    pods: tuple[BoundPods, ...]
+    pods: tuple[_BoundPods, ...]
     at: float = 0.0
     unjudged: int = 0
     schedulers: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class BypassEvidence:
     wrong_paths: tuple[str, ...] = ()
 
 
-class CauseKind(StrEnum):
+class _CauseKind(StrEnum):
     """Kinds of causes, in the order in which equally likely causes are listed."""
 
     WRONG_PATH = "wrong-path"
@@ -83,53 +83,53 @@ class CauseKind(StrEnum):
 class _BypassCause:
     """A likely cause: the field to check in kube-scheduler's configuration or in ours, and why."""
 
-    kind: CauseKind
+    kind: _CauseKind
     field: str
     pods: int  # that it may explain
     text: str
 
 
 _TEXTS: Final = {
-    CauseKind.WRONG_PATH: (
+    _CauseKind.WRONG_PATH: (
         "urlPrefix",
         "requests came for {names}, but we answer /filter, /prioritize and /preempt: see "
         "urlPrefix, filterVerb, prioritizeVerb and preemptVerb",
     ),
-    CauseKind.UNREADABLE: (
+    _CauseKind.UNREADABLE: (
         "nodeCacheCapable",
         "{evidence.unreadable} requests could not be read: the log says why (malformed request); "
         "nodeCacheCapable: true makes large requests small",
     ),
-    CauseKind.NO_EXTENDER: (
+    _CauseKind.NO_EXTENDER: (
         "extenders",
         "kube-scheduler {since}: its configuration (--config) has no entry for us under "
         "extenders, or the managedResources of that entry lack {names}, or kube-scheduler cannot "
         "reach us: check urlPrefix, enableHTTPS, tlsConfig and NetworkPolicies",
     ),
-    CauseKind.MANAGED_RESOURCES: (
+    _CauseKind.MANAGED_RESOURCES: (
         "managedResources",
         "kube-scheduler sends requests, but none for pods that request {names}: managedResources "
         "lacks these names (exact names, no wildcards)",
     ),
-    CauseKind.OTHER_SCHEDULER: (
+    _CauseKind.OTHER_SCHEDULER: (
         "schedulerName",
         "kube-scheduler sends requests, but none for pods with schedulerName {names}: the "
         "scheduler that serves this profile has no entry for us under extenders; if that is "
         "intended, list only the other schedulers in our setting bypassed.schedulers",
     ),
-    CauseKind.PRIORITIZE_VERB: (
+    _CauseKind.PRIORITIZE_VERB: (
         "prioritizeVerb",
         "kube-scheduler calls filter but never prioritize, so our scores do not count: "
         "prioritizeVerb is missing or wrong, or an extender that is called after us always leaves "
         "one node",
     ),
-    CauseKind.HTTP_TIMEOUT: (
+    _CauseKind.HTTP_TIMEOUT: (
         "httpTimeout",
         "answers came too late: kube-scheduler disconnected before {evidence.lost_answers} answers "
         "(the slowest took {evidence.slowest_seconds:.2f} s): httpTimeout is too short, or we lack "
         "CPU",
     ),
-    CauseKind.UNREACHABLE: (
+    _CauseKind.UNREACHABLE: (
         "ignorable",
         "requests come for some of these pods only: kube-scheduler cannot always reach us (a "
         "restart, TLS, httpTimeout) and then places pods without us (ignorable: true); or its "
@@ -138,20 +138,20 @@ _TEXTS: Final = {
     ),
 }
 
-_Found = tuple[CauseKind, int, dict[str, str]]
+_Found = tuple[_CauseKind, int, dict[str, str]]
 """Kind of a cause, number of pods, and values of its text."""
 
 
-def likely_causes(evidence: BypassEvidence) -> tuple[_BypassCause, ...]:
+def likely_causes(evidence: _BypassEvidence) -> tuple[_BypassCause, ...]:
     """Return the likely causes of bypassed pods, the most likely first."""
     missed = [group for group in evidence.pods if group.verdict is BypassVerdict.NOT_CALLED]
     found = list(_why_silent(evidence, missed) or _why_missed(evidence, missed))
     for kind, verdict in (
-        (CauseKind.HTTP_TIMEOUT, BypassVerdict.ANSWER_LOST),
-        (CauseKind.PRIORITIZE_VERB, BypassVerdict.NOT_SCORED),
+        (_CauseKind.HTTP_TIMEOUT, BypassVerdict.ANSWER_LOST),
+        (_CauseKind.PRIORITIZE_VERB, BypassVerdict.NOT_SCORED),
     ):
         found.append((kind, _count(g for g in evidence.pods if g.verdict is verdict), {}))
-    ranks = {kind: rank for rank, kind in enumerate(CauseKind)}
+    ranks = {kind: rank for rank, kind in enumerate(_CauseKind)}
     return tuple(
         _BypassCause(
             kind=kind,
@@ -164,7 +164,7 @@ def likely_causes(evidence: BypassEvidence) -> tuple[_BypassCause, ...]:
     )
 
 
-def _why_silent(evidence: BypassEvidence, missed: Sequence[BoundPods]) -> list[_Found]:
+def _why_silent(evidence: _BypassEvidence, missed: Sequence[_BoundPods]) -> list[_Found]:
     """Return the causes if no requests come at all, else none."""
     seconds = evidence.silence_seconds
     if seconds is not None and seconds <= SILENCE_SECONDS:
@@ -174,17 +174,17 @@ def _why_silent(evidence: BypassEvidence, missed: Sequence[BoundPods]) -> list[_
     )
     values = {"since": since, "names": _names(name for group in missed for name in group.resources)}
     count = _count(missed)
-    return [*_why_unread(evidence, count), (CauseKind.NO_EXTENDER, count, values)]
+    return [*_why_unread(evidence, count), (_CauseKind.NO_EXTENDER, count, values)]
 
 
-def _why_unread(evidence: BypassEvidence, pods: int) -> Iterator[_Found]:
+def _why_unread(evidence: _BypassEvidence, pods: int) -> Iterator[_Found]:
     """Yield the causes of requests that we cannot parse or do not serve."""
     if evidence.wrong_paths:
-        yield CauseKind.WRONG_PATH, pods, {"names": _names(evidence.wrong_paths)}
-    yield CauseKind.UNREADABLE, min(pods, evidence.unreadable), {}
+        yield _CauseKind.WRONG_PATH, pods, {"names": _names(evidence.wrong_paths)}
+    yield _CauseKind.UNREADABLE, min(pods, evidence.unreadable), {}
 
 
-def _why_missed(evidence: BypassEvidence, missed: Sequence[BoundPods]) -> Iterator[_Found]:
+def _why_missed(evidence: _BypassEvidence, missed: Sequence[_BoundPods]) -> Iterator[_Found]:
     """Yield the causes of missing requests for some pods while requests for others come."""
     seen = [group for group in evidence.pods if group not in missed or group.were_refused]
     names = {name for group in seen for name in group.resources}
@@ -193,22 +193,22 @@ def _why_missed(evidence: BypassEvidence, missed: Sequence[BoundPods]) -> Iterat
     others = [group for group in missed if seen and group.scheduler not in schedulers]
     rest = [group for group in missed if group not in unnamed and group not in others]
     yield (
-        CauseKind.MANAGED_RESOURCES,
+        _CauseKind.MANAGED_RESOURCES,
         _count(unnamed),
         {"names": _names(name for group in unnamed for name in group.resources)},
     )
     schedulers_of_others = _names(group.scheduler for group in others)
-    yield CauseKind.OTHER_SCHEDULER, _count(others), {"names": schedulers_of_others}
+    yield _CauseKind.OTHER_SCHEDULER, _count(others), {"names": schedulers_of_others}
     if not rest:
         return
     count = _count(rest)
     yield from _why_unread(evidence, count)
     if evidence.lost_answers:
-        yield CauseKind.HTTP_TIMEOUT, count, {}
-    yield CauseKind.UNREACHABLE, count, {}
+        yield _CauseKind.HTTP_TIMEOUT, count, {}
+    yield _CauseKind.UNREACHABLE, count, {}
 
 
-def _count(groups: Iterable[BoundPods]) -> int:
+def _count(groups: Iterable[_BoundPods]) -> int:
     return sum(group.count for group in groups)
 
 
@@ -224,7 +224,7 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 60.0
 
-GRACE_SECONDS: Final = 5.0
+_GRACE_SECONDS: Final = 5.0
 """Shortest time after its binding before a pod without a known answer is judged: other replicas
 report their requests within milliseconds, and watches may be seconds late."""
 MAX_WAIT_SECONDS: Final = 600.0
@@ -271,7 +271,7 @@ class BypassedPods:
         settings: BypassSettings,
         *,
         peers: PeerReports | None = None,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = _GRACE_SECONDS,
     ) -> None:
         self._request_log = request_log
         self._metrics = metrics
@@ -280,7 +280,7 @@ class BypassedPods:
         self._unjudged = 0
         self._waiting: dict[str, float] = {}
         self._bound: deque[_Bound] = deque()
-        self._groups: OrderedDict[object, BoundPods] = OrderedDict()
+        self._groups: OrderedDict[object, _BoundPods] = OrderedDict()
         self._labels: set[str] = set()
         self._schedulers: set[str] = set()
         self._bypassed: list[tuple[PodRecord, BypassVerdict]] = []
@@ -349,11 +349,11 @@ class BypassedPods:
         if self._bypassed and now - self._logged_at >= _LOG_SECONDS:
             self._log(now)
 
-    def report(self) -> BypassEvidence:
+    def report(self) -> _BypassEvidence:
         """Return the observations of the last minutes."""
         now, last_at = self._request_log.monotonic(), self._request_log.last_at
         lost, unreadable, slowest_seconds = self._request_log.incidents
-        return BypassEvidence(
+        return _BypassEvidence(
             pods=tuple(self._groups.values()),
             at=now,
             unjudged=self._unjudged,
@@ -399,7 +399,7 @@ class BypassedPods:
         if verdict is not BypassVerdict.CALLED:
             self._bypassed.append((record, verdict))
         likeness = (record.scheduler_name, resources, verdict, were_refused)
-        group = self._groups.pop(likeness, None) or BoundPods(
+        group = self._groups.pop(likeness, None) or _BoundPods(
             scheduler=record.scheduler_name,
             resources=resources,
             verdict=verdict,

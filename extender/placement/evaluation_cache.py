@@ -38,7 +38,7 @@ _MAX_UPDATED = 8
 _UPDATED_SECONDS = 300.0
 """Time since its last use within which a cached request is updated in advance."""
 
-MAX_EXPECTED = 8
+_MAX_EXPECTED = 8
 """Maximum number of requests of new pods that are evaluated before kube-scheduler calls."""
 
 _EXPECTED_SECONDS = 10.0
@@ -150,7 +150,7 @@ class EvaluationCache:
         """Return whether one more request may be evaluated for a new pod."""
         since = self._clock() - _EXPECTED_SECONDS
         expected = (cached for cached in self._requests.values() if cached.is_expected)
-        return sum(cached.at > since for cached in expected) < MAX_EXPECTED
+        return sum(cached.at > since for cached in expected) < _MAX_EXPECTED
 
     def _recent(self) -> list[tuple[_Key, _CachedRequest]]:
         """Return the requests that were used in the last minutes, latest first."""
@@ -255,7 +255,7 @@ class WarmUp:
         self._gc_control = gc_control
         self._yield_control = yield_control
         self._to_allocate, self._to_evaluate = asyncio.Event(), asyncio.Event()
-        self._new_pods: asyncio.Queue[PodRecord] = asyncio.Queue(MAX_EXPECTED)
+        self._new_pods: asyncio.Queue[PodRecord] = asyncio.Queue(_MAX_EXPECTED)
         fleet.changed.subscribe(self._note_change)
         fleet.pod_waiting.subscribe(self._note_new_pod)
 

@@ -14,7 +14,7 @@ _MOST_DEPTH: Final = 128
 """Maximum nesting depth. Kubernetes objects nest about twenty levels deep; a DRA driver's
 parameters may nest deeper."""
 
-MOST_VALUES: Final = 200_000
+_MOST_VALUES: Final = 200_000
 _VALUE_BYTES: Final = 24
 """A body may have this many values, plus one for each `_VALUE_BYTES`. The time for decoding grows
 with the values. Kubernetes' own JSON has at least 28 bytes for each."""
@@ -62,9 +62,9 @@ def excess_values(content: bytes) -> str:
         >>> excess_values(b"[" + b"0," * 300_000 + b"0]")
         '300000 commas, must be at most 225000'
     """
-    if len(content) <= MOST_VALUES:
+    if len(content) <= _MOST_VALUES:
         return ""
-    values, most = content.count(b","), MOST_VALUES + len(content) // _VALUE_BYTES
+    values, most = content.count(b","), _MOST_VALUES + len(content) // _VALUE_BYTES
     return f"{values} commas, must be at most {most}" if values > most else ""
 
 

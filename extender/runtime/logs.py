@@ -49,13 +49,13 @@ class LogFormat(StrEnum):
 _WAITING_LINES: Final = 20_000
 """Maximum number of queued lines; further lines are dropped and counted."""
 
-CLOSE_SECONDS: Final = 2.0
+_CLOSE_SECONDS: Final = 2.0
 """Longest wait for the last lines at shutdown."""
 
 _POLL_SECONDS: Final = 0.01
 
 
-class BackgroundHandler(QueueHandler):
+class _BackgroundHandler(QueueHandler):
     """Formats lines at once and writes them from a thread; a slow reader delays no request."""
 
     queue: queue.Queue[logging.LogRecord]
@@ -77,10 +77,10 @@ class BackgroundHandler(QueueHandler):
 
     @override
     def close(self) -> None:
-        """Write the queued lines within `CLOSE_SECONDS`, and stop the thread."""
-        deadline = monotonic() + CLOSE_SECONDS
+        """Write the queued lines within `_CLOSE_SECONDS`, and stop the thread."""
+        deadline = monotonic() + _CLOSE_SECONDS
         with contextlib.suppress(queue.Full):
-            self._report_dropped(CLOSE_SECONDS)
+            self._report_dropped(_CLOSE_SECONDS)
         while self.queue.unfinished_tasks and monotonic() < deadline:
             sleep(_POLL_SECONDS)
         if not self.queue.unfinished_tasks:  # else the stream is blocked: `stop` would wait for it
@@ -149,7 +149,7 @@ def configure(
         stream: the stream, or None for standard error.
         in_background: write from a separate thread, so that no caller waits for the stream.
     """
-    make = BackgroundHandler if in_background else logging.StreamHandler
+    make = _BackgroundHandler if in_background else logging.StreamHandler
     handler = make(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(handlers=[handler], level=_LEVELS[level], force=True)

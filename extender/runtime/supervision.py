@@ -12,8 +12,8 @@ from extender.runtime.logs import LogThrottle
 FAULTS: Final[Counter[str]] = Counter()
 """Failures since the start of the process, by task."""
 
-FIRST_SECONDS: Final = 1.0
-MOST_SECONDS: Final = 30.0
+_FIRST_SECONDS: Final = 1.0
+_MOST_SECONDS: Final = 30.0
 """Wait before a restart: doubled with each failure that follows soon after the last one."""
 
 _HEALTHY_SECONDS: Final = 60.0
@@ -42,7 +42,7 @@ async def keep(
     """
     clock = asyncio.get_running_loop().time
     FAULTS[name] += 0  # rate() sees the first failure only if the series existed before
-    seconds = FIRST_SECONDS
+    seconds = _FIRST_SECONDS
     while True:
         started = clock()
         try:
@@ -58,9 +58,9 @@ async def keep(
         else:
             return
         if clock() - started >= _HEALTHY_SECONDS:
-            seconds = FIRST_SECONDS
+            seconds = _FIRST_SECONDS
         await asyncio.sleep(seconds)
-        seconds = min(2 * seconds, MOST_SECONDS)
+        seconds = min(2 * seconds, _MOST_SECONDS)
 
 
 async def _run_once(run: Callable[[], Awaitable[None]]) -> None:

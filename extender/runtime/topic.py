@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Generic, ParamSpec
 
-Event = ParamSpec("Event")
+_Event = ParamSpec("_Event")
 
 
-class Topic(Generic[Event]):
+class Topic(Generic[_Event]):
     """One kind of event: its publisher owns the topic, and any other part may subscribe.
 
     Callbacks run during `publish`, in the order of subscription. An exception reaches the
@@ -20,13 +20,13 @@ class Topic(Generic[Event]):
     """
 
     def __init__(self) -> None:
-        self._callbacks: tuple[Callable[Event, None], ...] = ()
+        self._callbacks: tuple[Callable[_Event, None], ...] = ()
 
-    def subscribe(self, callback: Callable[Event, None]) -> None:
+    def subscribe(self, callback: Callable[_Event, None]) -> None:
         """Call `callback` with the arguments of each later event."""
         self._callbacks = (*self._callbacks, callback)
 
-    def publish(self, *args: Event.args, **kwargs: Event.kwargs) -> None:
+    def publish(self, *args: _Event.args, **kwargs: _Event.kwargs) -> None:
         """Call every subscriber with these arguments."""
         for callback in self._callbacks:
             callback(*args, **kwargs)

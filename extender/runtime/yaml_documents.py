@@ -6,12 +6,12 @@ from typing import Any, Final
 import yaml
 from typing_extensions import override  # in typing from Python 3.12 on
 
-MOST_REPEATED: Final = 100_000
+_MOST_REPEATED: Final = 100_000
 """Maximum number of values that the aliases of a document may add."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """YAML's safe loader, in which aliases may add at most `MOST_REPEATED` values.
+    """YAML's safe loader, in which aliases may add at most `_MOST_REPEATED` values.
 
     An alias takes a few bytes and stands for a whole subtree: with twenty lines of nested aliases,
     code that walks the document visits billions of values.
@@ -21,8 +21,8 @@ class BoundedLoader(yaml.SafeLoader):
     def construct_document(self, node: yaml.Node) -> Any:  # the library's
         """Build the document after a check of its size."""
         counts: dict[int, int] = {}
-        if _count(node, counts) > len(counts) + MOST_REPEATED:
-            problem = f"its aliases stand for more than {MOST_REPEATED} values"
+        if _count(node, counts) > len(counts) + _MOST_REPEATED:
+            problem = f"its aliases stand for more than {_MOST_REPEATED} values"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_document(node)
 

@@ -116,12 +116,12 @@ def read_number(query: Mapping[str, str], route: Route[Any], name: str) -> int:
     return int(text)
 
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 CONTENT_TYPE = "application/json"
-ANSWER_SECONDS = 120.0
+_ANSWER_SECONDS = 120.0
 """Time limit for a slow reader: an open answer keeps its data, such as old decisions, in memory."""
-PIECE_ITEMS = 64
+_PIECE_ITEMS = 64
 """Items of a long list to encode between two yields: a node with eight devices takes 0.03 ms."""
 _PIECE_BYTES = 1 << 18
 """Bytes of encoded JSON to copy between two yields."""
@@ -211,8 +211,8 @@ def write_in_pieces(document: _Document, write: Callable[[object], bytes]) -> It
         elif isinstance(value, list) and _is_long(value):
             bracket = b"["
             while value:
-                yield bracket + write(value[:PIECE_ITEMS])[1:-1]
-                del value[:PIECE_ITEMS]
+                yield bracket + write(value[:_PIECE_ITEMS])[1:-1]
+                del value[:_PIECE_ITEMS]
                 bracket = b","
             yield b"]"
         else:
@@ -221,13 +221,13 @@ def write_in_pieces(document: _Document, write: Callable[[object], bytes]) -> It
 
 
 def _is_long(value: object) -> bool:
-    is_list = isinstance(value, list) and len(value) > PIECE_ITEMS
+    is_list = isinstance(value, list) and len(value) > _PIECE_ITEMS
     return is_list or isinstance(value, msgspec.Raw)
 
 
 async def _one_by_one(
-    pieces: Iterable[Item] | AsyncIterable[Item],
-) -> AsyncGenerator[Item, None]:
+    pieces: Iterable[_Item] | AsyncIterable[_Item],
+) -> AsyncGenerator[_Item, None]:
     """Yield the parts, and let the event loop run after each."""
     if isinstance(pieces, AsyncIterable):
         async for piece in pieces:
@@ -268,7 +268,7 @@ async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> w
     if request.method == hdrs.METH_HEAD:
         return response
     try:
-        async with asyncio.timeout(ANSWER_SECONDS), aclosing(parts):
+        async with asyncio.timeout(_ANSWER_SECONDS), aclosing(parts):
             async for part in parts:
                 await response.write(part)
             await response.write_eof()
@@ -283,7 +283,7 @@ async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> w
     return response
 
 
-def chunks(items: Iterable[Item], size: int) -> Iterable[list[Item]]:
+def chunks(items: Iterable[_Item], size: int) -> Iterable[list[_Item]]:
     """Split items into lists of at most `size`.
 
     Example:

@@ -50,12 +50,12 @@ _ACCEPTED_AT_ONCE: Final = 32
 _HANDSHAKE_SECONDS: Final = 10.0
 _TLS_CLOSE_SECONDS: Final = 5.0
 """Time for a client to answer the end of a TLS connection before the connection is closed."""
-RETRY_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 0.5
 """Pause after `accept` failed for lack of descriptors or memory."""
 _UNLIMITED: Final = 1 << 30
-ALLOWED_UNUSED: Final = 8
+_ALLOWED_UNUSED: Final = 8
 """Unused connections that a normal client may hold: a Go client keeps two for each server."""
-SILENT_SECONDS: Final = 30.0
+_SILENT_SECONDS: Final = 30.0
 """A connection that sent bytes within this time is not closed in favor of silent ones."""
 RESERVED_DESCRIPTORS: Final = 100
 """File descriptors reserved for the extender's own connections to other servers, and for files."""
@@ -74,7 +74,7 @@ def replace_bbr(one: socket.socket) -> None:
 
     If no other algorithm is available, BBR stays: it only costs milliseconds.
     """
-    if not congestion_control(one).startswith(_BBR):
+    if not _congestion_control(one).startswith(_BBR):
         return
     for name in _ALTERNATIVES:
         with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ def replace_bbr(one: socket.socket) -> None:
             return
 
 
-def congestion_control(one: socket.socket) -> str:
+def _congestion_control(one: socket.socket) -> str:
     """Return the name of a socket's congestion control, or "" if the system does not report it."""
     try:
         name = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
@@ -91,7 +91,7 @@ def congestion_control(one: socket.socket) -> str:
     return name.rstrip(b"\0").decode()
 
 
-class ConnectionRefusal(StrEnum):
+class _ConnectionRefusal(StrEnum):
     """Reason why a connection was refused or closed for lack of room, as a metric label."""
 
     FULL = "full"
@@ -113,7 +113,7 @@ class _Figures:
     """
 
     connections: int = 0
-    refusals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ConnectionRefusal, 0))
+    refusals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ConnectionRefusal, 0))
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TlsFailure, 0))
 
 
@@ -183,7 +183,7 @@ class Listener:
        connections.
     2. A connection of the heaviest address, if that address holds at least two more than the new
        one's; otherwise a connection of the new one's own address. It must never have sent a byte,
-       or have been silent for `SILENT_SECONDS`; the one that is silent longest is replaced.
+       or have been silent for `_SILENT_SECONDS`; the one that is silent longest is replaced.
     3. The newest connection of the heaviest address.
 
     Otherwise the new connection is refused. So no address can exclude another address, and a
@@ -307,10 +307,10 @@ class Listener:
             self._admit(accepted, str(address[0]))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Stop accepting for `RETRY_SECONDS`, and log the error."""
+        """Stop accepting for `_RETRY_SECONDS`, and log the error."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
-        loop.call_later(RETRY_SECONDS, self._resume, listening)
+        loop.call_later(_RETRY_SECONDS, self._resume, listening)
         unlogged = self._throttle.due("accept", error.errno)
         if unlogged is not None:
             logger.error(
@@ -325,10 +325,10 @@ class Listener:
     def _admit(self, accepted: socket.socket, address: str) -> None:
         """Count an accepted connection and start its handshake, or refuse it."""
         if accepted.fileno() >= self._highest:
-            self._refuse(accepted, address, ConnectionRefusal.DESCRIPTORS)
+            self._refuse(accepted, address, _ConnectionRefusal.DESCRIPTORS)
             return
         if len(self._held) >= self._most() and not self._make_room(address):
-            self._refuse(accepted, address, ConnectionRefusal.FULL)
+            self._refuse(accepted, address, _ConnectionRefusal.FULL)
             return
         held = _Accepted(accepted, address, self._release)
         held.settimeout(0.0)
@@ -340,7 +340,7 @@ class Listener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _refuse(self, accepted: socket.socket, address: str, refusal: ConnectionRefusal) -> None:
+    def _refuse(self, accepted: socket.socket, address: str, refusal: _ConnectionRefusal) -> None:
         self._note(refusal, address)
         if self._refused is not None:
             self._refused(address)
@@ -355,7 +355,7 @@ class Listener:
         leaving = self._idle() or self._of_heaviest(newcomer)
         if leaving is None:
             return False
-        self._note(ConnectionRefusal.EVICTED, leaving.address)
+        self._note(_ConnectionRefusal.EVICTED, leaving.address)
         self._release(leaving)
         leaving.is_evicted = True
         with contextlib.suppress(OSError):
@@ -369,14 +369,14 @@ class Listener:
             self._in_handshake.heaviest() if self._tls is not None else (0, None)
         )
         unused, silent = self._unused.heaviest()
-        return silent if unused > handshakes + ALLOWED_UNUSED else in_handshake
+        return silent if unused > handshakes + _ALLOWED_UNUSED else in_handshake
 
     def _of_heaviest(self, newcomer: str) -> _Accepted | None:
         """Return a connection of the heaviest address, or None if no address is heavier."""
         heaviest = connections_to_close(self._by_address, newcomer)
         if (unused := self._unused.first_of(heaviest or newcomer)) is not None:
             return unused
-        limit = self._monotonic() - SILENT_SECONDS
+        limit = self._monotonic() - _SILENT_SECONDS
         for one, bytes_at in self._bytes_at.items():
             if bytes_at > limit:
                 break
@@ -393,7 +393,7 @@ class Listener:
                 self._unused.discard(held)
             self._bytes_at[held] = self._monotonic()
 
-    def _note(self, refusal: ConnectionRefusal, address: str) -> None:
+    def _note(self, refusal: _ConnectionRefusal, address: str) -> None:
         """Count a refusal, and log it if a line is due."""
         self.figures.refusals[refusal] += 1
         unlogged = self._throttle.due(refusal)

@@ -22,16 +22,16 @@ from extender.settings.config import MAX_CONNECTIONS, Settings
 
 logger = logging.getLogger(__name__)
 
-KEEPALIVE_SECONDS: Final = 120.0
+_KEEPALIVE_SECONDS: Final = 120.0
 """Time after which an idle connection is closed: kube-scheduler closes its own after 90 s, and
 loses a call if the server closes first."""
 _FINISH_SECONDS: Final = 2.0
 """Time to finish sending answers at shutdown, after all accepted requests have been handled."""
 
-HEAD_SECONDS: Final = 10.0
+_HEAD_SECONDS: Final = 10.0
 """Time from the first byte of a request until its head is complete."""
 
-BODY_SECONDS: Final = 30.0
+_BODY_SECONDS: Final = 30.0
 """Time for a request body to arrive. kube-scheduler waits one second for its answer."""
 
 _LINGERING_SECONDS: Final = 2.0
@@ -42,7 +42,7 @@ _CLIENTS_HINT: Final = (
     "tlsConfig.certFile and keyFile of its extender; another replica presents its tls.cert_file"
 )
 
-Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
+_Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
 """Wraps the protocol of a connection to observe it."""
 
 
@@ -67,7 +67,7 @@ class ServerPorts:
         status: web.Application | None,
         admission: web.Application | None = None,
         *,
-        watch: Watch = lambda connection: connection,
+        watch: _Watch = lambda connection: connection,
     ) -> None:
         heads = _Heads()
         self._runner = _runner(webhooks, heads)
@@ -75,7 +75,7 @@ class ServerPorts:
         self._admission = _runner(admission, heads) if admission is not None else None
         self._certificates = Certificates(settings.tls) if settings.tls.is_used else None
         if self._certificates is not None:
-            self._certificates.end_dropped_connections(webhooks, KEEPALIVE_SECONDS)
+            self._certificates.end_dropped_connections(webhooks, _KEEPALIVE_SECONDS)
         self._admission_certificate = (
             follow_certificate(*settings.admission.files(settings.tls))
             if admission is not None
@@ -192,14 +192,14 @@ class ServerPorts:
 
 @web.middleware
 async def _guard_body(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse compressed bodies, and close connections whose body takes longer than `BODY_SECONDS`.
+    """Refuse compressed bodies, and close connections whose body takes longer than `_BODY_SECONDS`.
 
     No client needs compression, and a small body can unpack to gigabytes.
     """
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() == "identity":
         if request.content.is_eof():
             return await handler(request)
-        timer = asyncio.get_running_loop().call_later(BODY_SECONDS, _end_late_body, request)
+        timer = asyncio.get_running_loop().call_later(_BODY_SECONDS, _end_late_body, request)
         try:
             return await handler(request)
         finally:
@@ -240,7 +240,7 @@ def _end_late_body(request: web.Request) -> None:
 
 
 class _Heads:
-    """Closes connections on which the head of a request takes longer than `HEAD_SECONDS`.
+    """Closes connections on which the head of a request takes longer than `_HEAD_SECONDS`.
 
     aiohttp closes only idle connections. It counts a connection as idle until the head is complete,
     and the limit for idle connections is as long as kube-scheduler keeps its own open.
@@ -271,7 +271,7 @@ class _Heads:
         """Start the timer when bytes arrive on a connection that handles no request."""
         if connection not in self._handled and connection not in self._timers:
             loop = asyncio.get_running_loop()
-            self._timers[connection] = loop.call_later(HEAD_SECONDS, transport.abort)
+            self._timers[connection] = loop.call_later(_HEAD_SECONDS, transport.abort)
 
     def forget(self, connection: asyncio.BaseProtocol) -> None:
         """Cancel the timer of a connection."""
@@ -340,7 +340,7 @@ def _runner(app: web.Application, heads: _Heads) -> web.AppRunner:
         app,
         access_log=None,
         logger=ThrottledLogger(logger),
-        keepalive_timeout=KEEPALIVE_SECONDS,
+        keepalive_timeout=_KEEPALIVE_SECONDS,
         shutdown_timeout=_FINISH_SECONDS,
         handler_cancellation=False,
         auto_decompress=False,
@@ -349,7 +349,7 @@ def _runner(app: web.Application, heads: _Heads) -> web.AppRunner:
 
 
 def _factory(
-    runner: web.AppRunner, heads: _Heads, watch: Watch = lambda connection: connection
+    runner: web.AppRunner, heads: _Heads, watch: _Watch = lambda connection: connection
 ) -> Factory:
     """Return a function that creates the protocol of each connection, once the runner is set up."""
 

@@ -17,7 +17,7 @@ from extender.settings.config import Settings
 
 _BEHIND_SECONDS: Final = 30.0
 """Time without success after which a source counts as unreached: sources are polled every 10 s."""
-PROBE_SECONDS: Final = 30.0
+_PROBE_SECONDS: Final = 30.0
 """A replica that was not probed for this long is assumed to get no requests. Kubelets probe more
 often, and Kubernetes removes the pods of a node from Services 40 s after the kubelet's last
 status."""
@@ -159,7 +159,9 @@ class Readiness:
         reported_at = self._reported_ready_at
         if self._request_tracker.is_draining or reported_at is None:
             return None
-        return tuple(sorted(unreached)) if self._monotonic() - reported_at < PROBE_SECONDS else None
+        return (
+            tuple(sorted(unreached)) if self._monotonic() - reported_at < _PROBE_SECONDS else None
+        )
 
     def _has_started(self) -> bool:
         if not self._is_started and self._allocated_at is not None:

@@ -15,7 +15,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 _T = TypeVar("_T")
 
-ANOTHER_POD: Final = "another pod"
+_ANOTHER_POD: Final = "another pod"
 """Replacement for the name of a pod that the caller may not read."""
 
 NO_NAMESPACE: Final = ""
@@ -145,12 +145,12 @@ def redactable(namespace: str, value: _T, instead: _T) -> _T:
 
 def pod_name(namespace: str, name: str) -> str:
     """Return a pod's redactable `namespace/name`."""
-    return redactable(namespace, f"{namespace}/{name}", ANOTHER_POD)
+    return redactable(namespace, f"{namespace}/{name}", _ANOTHER_POD)
 
 
 def pod_key(key: str) -> str:
     """Return a redactable pod name from a `namespace/name` key."""
-    return redactable(namespace_of(key), key, ANOTHER_POD)
+    return redactable(namespace_of(key), key, _ANOTHER_POD)
 
 
 def of_pod(namespace: str, value: _T | None) -> _T | None:

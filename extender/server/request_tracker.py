@@ -13,23 +13,23 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 logger = logging.getLogger(__name__)
 
-MAX_YIELD_SECONDS: Final = 0.02
+_MAX_YIELD_SECONDS: Final = 0.02
 """Longest time for which one step of background work waits for open requests."""
 
-EXPECTED_SECONDS: Final = 0.005
+_EXPECTED_SECONDS: Final = 0.005
 """Time for which background work waits for the prioritize request after a filter answer.
 kube-scheduler takes a millisecond or two to score a hundred nodes itself."""
 
-QUIET_SECONDS: Final = 0.25
+_QUIET_SECONDS: Final = 0.25
 """A burst of requests has ended when no request was open for this long."""
 
-BURST_SECONDS: Final = 2.0
+_BURST_SECONDS: Final = 2.0
 """Longest time for which `wait_for_quiet` waits for the end of a burst."""
 
-CHECK_SECONDS: Final = 0.1
+_CHECK_SECONDS: Final = 0.1
 """Time between checks for clients that are still connected."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RequestTracker:
@@ -70,7 +70,7 @@ class RequestTracker:
         self._none.set()
 
     @web.middleware
-    async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def count(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Count a request from its headers to the end of its answer."""
         connection, is_urgent = request.protocol, request.path in self._urgent
         if connection not in self._known:
@@ -110,14 +110,14 @@ class RequestTracker:
         if self._has_urgent():
             self._no_urgent.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MAX_YIELD_SECONDS):
+                async with asyncio.timeout(_MAX_YIELD_SECONDS):
                     await self._no_urgent.wait()
 
     def expect(self) -> None:
-        """Make background work wait `EXPECTED_SECONDS` for a request that is about to come."""
+        """Make background work wait `_EXPECTED_SECONDS` for a request that is about to come."""
         self._stop_expecting()
         loop = asyncio.get_running_loop()
-        self._expected = loop.call_later(EXPECTED_SECONDS, self._stop_expecting)
+        self._expected = loop.call_later(_EXPECTED_SECONDS, self._stop_expecting)
 
     def _stop_expecting(self) -> None:
         if self._expected is not None:
@@ -145,10 +145,10 @@ class RequestTracker:
     def _has_urgent(self) -> bool:
         """Return whether an urgent request is open, arriving or expected.
 
-        Bytes that do not become a request count for `MAX_YIELD_SECONDS`.
+        Bytes that do not become a request count for `_MAX_YIELD_SECONDS`.
         """
         if self._arriving:
-            since = time.monotonic() - MAX_YIELD_SECONDS
+            since = time.monotonic() - _MAX_YIELD_SECONDS
             self._arriving = {one: at for one, at in self._arriving.items() if at > since}
         return bool(self._waiting or self._arriving or self._expected)
 
@@ -157,13 +157,13 @@ class RequestTracker:
             self._no_urgent.set()
 
     async def wait_for_quiet(self) -> None:
-        """Wait until a burst of requests has ended, at most `BURST_SECONDS`.
+        """Wait until a burst of requests has ended, at most `_BURST_SECONDS`.
 
         Work that can be done later then does not compete with the burst, even on other cores.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BURST_SECONDS):
-                while (left := QUIET_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - no event is set when nothing happens
+            async with asyncio.timeout(_BURST_SECONDS):
+                while (left := _QUIET_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - no event is set when nothing happens
                     await asyncio.sleep(left)
 
     def is_quiet(self, seconds: float) -> bool:
@@ -197,7 +197,7 @@ class RequestTracker:
         await asyncio.sleep(at_least_seconds)
         self._ends_at = time.monotonic() + at_most_seconds
         while self._is_client_left(callers()) and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - no event is set when a connection ends
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
 
     def shorten_drain(self, at_most_seconds: float) -> None:
         """Shorten the shutdown to this time, even if requests are open."""

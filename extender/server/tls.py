@@ -23,7 +23,7 @@ from extender.settings.api import Tls
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 """Time between checks of the files. If a check sees only one of two replaced files, the next check
 sees both."""
 
@@ -123,7 +123,7 @@ class ServerContext:
     async def run(self) -> None:
         """Reload changed files until cancelled; invalid files change nothing."""
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             self.reload()
 
     def reload(self) -> bool:

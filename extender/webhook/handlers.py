@@ -476,7 +476,7 @@ class Webhooks:
                 outcome, response = RequestOutcome.DISCONNECTED, web.Response(status=400)
             else:
                 outcome, response = await answer(body)
-                if is_gone(request):
+                if _is_gone(request):
                     outcome = RequestOutcome.UNREAD
             seconds = perf_counter() - started
             about = response.get(_ABOUT)
@@ -528,7 +528,7 @@ _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 """Poll events of a connection that the peer closed; POLLRDHUP exists on Linux only."""
 
 
-def is_gone(request: web.Request) -> bool:
+def _is_gone(request: web.Request) -> bool:
     """Return whether the client of a request has disconnected.
 
     The transport notices this only at the event loop's next read, so the socket is polled.

@@ -173,7 +173,7 @@ async def test_other_work_waits_from_the_first_bytes_of_a_request(
         await reader.readuntil(b'"Error":""}')
         await request_tracker.yield_control()  # no request waits any more
 
-        monkeypatch.setattr(in_flight_module, "MAX_YIELD_SECONDS", DEADLINE_SECONDS)
+        monkeypatch.setattr(in_flight_module, "_MAX_YIELD_SECONDS", DEADLINE_SECONDS)
         writer.write(b"POST")
         await makes_wait(request_tracker)
 

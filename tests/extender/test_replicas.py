@@ -130,7 +130,7 @@ async def test_a_replica_that_starts_later_receives_earlier_requests() -> None:
 
 async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     # With so long an interval only the shutdown triggers a message.
-    monkeypatch.setattr(module, "INTERVAL_SECONDS", 10.0)
+    monkeypatch.setattr(module, "_INTERVAL_SECONDS", 10.0)
     async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1) as second:
             pods = [replicas.cluster.control.create_pod(pod_object(name)) for name in "ab"]
@@ -157,7 +157,7 @@ async def test_restarted_replica_receives_all_records_again() -> None:
 
 
 async def test_replica_that_hangs_delays_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     requested, given_up = asyncio.Event(), asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:

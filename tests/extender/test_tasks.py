@@ -100,8 +100,8 @@ def settings_file(folder: Path, kube: FakeKube) -> SettingsFile:
 async def test_extender_answers_after_any_task_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(supervision, "MOST_SECONDS", 0.01)
+    monkeypatch.setattr(supervision, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(supervision, "_MOST_SECONDS", 0.01)
     caplog.set_level(logging.CRITICAL)
     own = asyncio.all_tasks()
     failed: Counter[str] = Counter()

@@ -77,7 +77,7 @@ def test_no_line_is_longer_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, url: str, arguments: str
 ) -> None:
     monkeypatch.setattr(
-        session, "make_console", lambda: Console(width=COLUMNS, force_terminal=True, markup=False)
+        session, "_make_console", lambda: Console(width=COLUMNS, force_terminal=True, markup=False)
     )
 
     result = runner(url)(*arguments.split())

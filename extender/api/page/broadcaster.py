@@ -18,7 +18,7 @@ from extender.server.listener import connections_to_close
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, VIEWER
 
-LOOK_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 1.0
 """Interval between updates."""
 _LOOKS_A_FLEET: Final = 2
 """Number of updates after which the fleet's state is refreshed: every second one."""
@@ -174,7 +174,7 @@ class Broadcaster:
             while self._viewers:
                 await self._look(looks)
                 looks += 1
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(_LOOK_SECONDS)
             self.fleet.forget()
             self._batches.clear()
 
@@ -235,7 +235,7 @@ class Broadcaster:
             "beat",
             {
                 "at": now,
-                "look_seconds": LOOK_SECONDS * _LOOKS_A_FLEET,
+                "look_seconds": _LOOK_SECONDS * _LOOKS_A_FLEET,
                 "sources": [
                     {
                         "name": state.name,

@@ -13,11 +13,11 @@ from extender.insight.replicas import ONE, Replicas, query_replicas
 from extender.insight.views import Json, decision_view, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
 
-MOST_AT_ONCE: Final = 40
+_MOST_AT_ONCE: Final = 40
 """Largest number of decisions in a batch; older ones are only counted."""
 _PIECE: Final = 8
 """Decisions to encode between two yields to the event loop."""
-MOST_OPEN: Final = 400
+_MOST_OPEN: Final = 400
 """Largest number of reported decisions whose binding is awaited."""
 
 
@@ -38,7 +38,7 @@ class DecisionFeed:
     def start(self) -> None:
         """Start after the latest decision, and await the bindings of the latest ones."""
         self._open.clear()
-        for record in islice(self._history, MOST_OPEN):
+        for record in islice(self._history, _MOST_OPEN):
             self._last = max(self._last, record.number)
             if not record.bound_node:
                 self._open[record.number] = record
@@ -51,7 +51,7 @@ class DecisionFeed:
             if record.number <= self._last:
                 break
             new.append(record)
-        shown = list(reversed(new[:MOST_AT_ONCE]))
+        shown = list(reversed(new[:_MOST_AT_ONCE]))
         bound = self._take_bound()
         if not new and not bound:
             return
@@ -63,7 +63,7 @@ class DecisionFeed:
         for record in shown:
             if not record.bound_node:
                 self._open[record.number] = record
-        while len(self._open) > MOST_OPEN:
+        while len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
         if new:
             self._last = new[0].number
@@ -87,7 +87,7 @@ class DecisionFeed:
 _FIRST: Final = 200
 """Decisions that a page lists when it opens; their bindings are awaited."""
 
-MOST_REPLICAS: Final = 64
+_MOST_REPLICAS: Final = 64
 """Largest number of replicas to track: one that restarts repeatedly has a new name each time."""
 
 
@@ -115,7 +115,7 @@ class FarFeed:
     async def batch(self) -> Json | None:
         """Query the other replicas; return a batch, None if there is nothing new."""
         is_first, self._is_begun = not self._is_begun, True
-        limit = _FIRST if is_first else MOST_AT_ONCE + 1
+        limit = _FIRST if is_first else _MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
         replies = await query_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []
@@ -128,12 +128,12 @@ class FarFeed:
             self._last[answer.replica] = text_of(answer.decisions[0].get("id"))
             self._note_open(answer.decisions)
             if not is_first:
-                shown = answer.decisions[:MOST_AT_ONCE]
+                shown = answer.decisions[:_MOST_AT_ONCE]
                 views += reversed(shown)
                 made = _number(self._last[answer.replica]) - _number(before)
                 # A newly found replica has no earlier number to count from.
                 passed_over += max(made - len(shown), 0) if _number(before) else 0
-        while len(self._last) > MOST_REPLICAS:
+        while len(self._last) > _MOST_REPLICAS:
             self._last.popitem(last=False)
         bound = self._take_bound()
         if not views and not bound:
@@ -150,7 +150,7 @@ class FarFeed:
         for view in reversed(newest):
             if not view.get("bound_node"):
                 self._open[text_of(view.get("id"))] = text_of(view.get("uid")), view.get("node")
-        while len(self._open) > MOST_OPEN:
+        while len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
 
     def _take_bound(self) -> list[Json]:

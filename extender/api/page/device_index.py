@@ -17,7 +17,7 @@ from extender.fleet.fleet import Fleet
 from extender.insight.last_hour import NOTHING, Small
 from extender.insight.views import PRODUCT_LABEL, order_of
 
-Words = npt.NDArray[np.uint16]
+_Words = npt.NDArray[np.uint16]
 _Item = TypeVar("_Item")
 
 _PIECE_NODES: Final = 24
@@ -96,23 +96,23 @@ class DeviceIndex:
 
     nodes: tuple[str, ...]
     records: tuple[NodeRecord, ...]
-    counts: Words
+    counts: _Words
     node_state: Small
     rows: Rows
     places: Mapping[str, Rows]
     slots: Mapping[str, Rows]
     card: Small
     index: Small
-    model: Words
+    model: _Words
     profile: Small
     resource: Small
-    replicas: Words
-    memory_total: Words
+    replicas: _Words
+    memory_total: _Words
     models: tuple[str, ...]
     profiles: tuple[str, ...]
     resources: tuple[str, ...]
     pool_labels: tuple[str, ...]
-    labels: Mapping[str, tuple[tuple[str, ...], Words]]
+    labels: Mapping[str, tuple[tuple[str, ...], _Words]]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -180,7 +180,7 @@ class _Lister:
         """Return the columns of the devices by name."""
         return dict(zip(_COLUMNS, np.concatenate(self._parts).T, strict=True))
 
-    def labels(self) -> dict[str, tuple[tuple[str, ...], Words]]:
+    def labels(self) -> dict[str, tuple[tuple[str, ...], _Words]]:
         """Return the values of each label that a node has, and the number of each node's value."""
         return {
             label: (
@@ -315,8 +315,8 @@ def _small(values: Column | Rows) -> Small:
     return small
 
 
-def _words(values: Column | Rows) -> Words:
-    words: Words = np.minimum(values, _MOST_WORD).astype(np.uint16)
+def _words(values: Column | Rows) -> _Words:
+    words: _Words = np.minimum(values, _MOST_WORD).astype(np.uint16)
     return words
 
 

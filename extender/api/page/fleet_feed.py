@@ -58,11 +58,11 @@ _PIECE_NODES: Final = 64
 _PIECE_ROWS: Final = 24
 """Single rows to evaluate between two yields; they must first be assembled into a batch."""
 
-LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign", "excluded")
+_LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign", "excluded")
 """Display states; their codes are the positions."""
-_UNKNOWN: Final = LOOKS.index("unknown")
+_UNKNOWN: Final = _LOOKS.index("unknown")
 
-HELD: Final = 8
+_HELD: Final = 8
 """Bit: a pod holds the device."""
 _ASSUMED: Final = 16
 """Bit: pods were placed on the device that readings do not show yet."""
@@ -77,7 +77,7 @@ class _DeviceStates:
     """Display state of all devices, in the order of the device index.
 
     Attributes:
-        state: code from `LOOKS`, and the bits above.
+        state: code from `_LOOKS`, and the bits above.
         activity: latest activity in half percents; 255 if unknown.
         memory: used memory in half percents; 255 if unknown.
         used: replicas in use.
@@ -123,12 +123,12 @@ _Looked = Mapping[str, tuple[int, int]]
 """Evaluated rows: by resource, the pool's version and the number of its dirty rows."""
 
 
-def looked_at(snapshot: Snapshot) -> _Looked:
+def _looked_at(snapshot: Snapshot) -> _Looked:
     """Return the version and number of dirty rows of each pool."""
     return {name: (pool.version, len(pool.dirty)) for name, pool in snapshot.pools.items()}
 
 
-def rows_since(snapshot: Snapshot, looked: _Looked) -> Mapping[str, list[int]] | None:
+def _rows_since(snapshot: Snapshot, looked: _Looked) -> Mapping[str, list[int]] | None:
     """Return the rows of each pool that may have changed since; None if any row may have."""
     since = {}
     for resource, pool in snapshot.pools.items():
@@ -212,7 +212,7 @@ def _batch(pool: Pool, snapshot: Snapshot, some: slice, dirty: set[int]) -> Batc
     return with_rows(batch, [row - some.start for row in rows], _rows(pool, snapshot, rows))
 
 
-_LOOK_OF: Final = np.array([LOOKS.index(state) for state in SHOWN_STATES], dtype=np.intp)
+_LOOK_OF: Final = np.array([_LOOKS.index(state) for state in SHOWN_STATES], dtype=np.intp)
 
 
 def _states(batch: Batch, assessment: Assessment) -> Small:
@@ -221,7 +221,7 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
     look = _LOOK_OF[shown_codes(batch, assessment)]
     counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
     bits = (
-        HELD * (batch.used > 0)
+        _HELD * (batch.used > 0)
         + _ASSUMED * (batch.assumed > 0)
         + _LESS * (counts_less & ~telemetry.is_excluded)
     )
@@ -275,7 +275,7 @@ class FleetFeed:
         device_index = self._device_index
         if device_index is not None and self._seen == (snapshot.version, snapshot.at):
             return False
-        rows = rows_since(snapshot, self._looked) if policy is self._policy else None
+        rows = _rows_since(snapshot, self._looked) if policy is self._policy else None
         if rows is None and self._rests(snapshot.at, _LOOKED_A_SECOND):
             return False
         yield
@@ -324,7 +324,7 @@ class FleetFeed:
 
     def _note(self, snapshot: Snapshot, policy: Policy, looks: _DeviceStates) -> None:
         self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
-        self._looked, self._policy, self._looks = looked_at(snapshot), policy, looks
+        self._looked, self._policy, self._looks = _looked_at(snapshot), policy, looks
 
     def forget(self) -> None:
         """Free the state while there are no viewers."""
@@ -378,7 +378,7 @@ class FleetFeed:
             "fleet",
             {
                 **self._head(),
-                "looks": LOOKS,
+                "looks": _LOOKS,
                 "thresholds": {"utilization": limits.utilization, "memory": limits.memory},
                 "memory_unit_bytes": MEMORY_UNIT_BYTES,
                 **self._fixed,

@@ -105,9 +105,9 @@ async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamRe
 # first two nodes that passed.
 
 PATH: Final = "/v1/page/lost"
-PEERS_PATH: Final = "/v1/peers/lost"
+_PEERS_PATH: Final = "/v1/peers/lost"
 """Path for other replicas; its prefix requires a replica's client certificate."""
-MOST_IDS: Final = 50
+_MOST_IDS: Final = 50
 """Largest number of decisions in one request: no screen shows more."""
 _MOST_KEPT: Final = 1000
 
@@ -115,7 +115,7 @@ _LostNode = tuple[str, str | None]
 """A pod's `namespace/name`, and the reason why the runner-up lost."""
 
 
-class Lost:
+class _Lost:
     """Handlers of /v1/page/lost, for pages and for other replicas.
 
     Args:
@@ -141,7 +141,7 @@ class Lost:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query explanations of runners-up."""
-        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         ids = _read_ids(request)
@@ -150,7 +150,7 @@ class Lost:
         theirs = [one for one in ids if not self._replicas.is_ours(one)]
         if theirs:
             query = urlencode({"ids": ",".join(theirs)})
-            answers = await self._replicas.others.query(f"{PEERS_PATH}?{query}")
+            answers = await self._replicas.others.query(f"{_PEERS_PATH}?{query}")
             for body in answers.values():
                 lost |= {name: one for name, one in _lost_nodes(body).items() if name in theirs}
             await VIEWER.get().learn({namespace_of(pod) for pod, _ in lost.values()})
@@ -214,8 +214,8 @@ def _read_ids(request: web.Request) -> list[str]:
     check_parameters(request.query, frozenset({"ids"}))
     text = request.query.get("ids", "")
     ids = [one for one in text.split(",") if one]
-    if not 1 <= len(ids) <= MOST_IDS:
-        raise QueryError("ids", text, f"must be 1 to {MOST_IDS} decision ids, separated by commas")
+    if not 1 <= len(ids) <= _MOST_IDS:
+        raise QueryError("ids", text, f"must be 1 to {_MOST_IDS} decision ids, separated by commas")
     return ids
 
 
@@ -415,7 +415,7 @@ class PageRoutes:
         self.memory = ShortMemory(fleet, clock)
         self._past = LastHour(fleet, self.memory, plots)
         self.advice = AdviceRoutes(fleet, self.memory, plots, clock, host_pods)  # same history
-        self.lost = Lost(history, replicas, yield_control)
+        self.lost = _Lost(history, replicas, yield_control)
         self.broadcaster = Broadcaster(
             FleetFeed(fleet, pool_labels),
             DecisionFeed(history, replicas),

@@ -52,7 +52,7 @@ def command(session: Session, *, node: str | None, once: bool, interval: float) 
         answer.gpus = _busiest_first(answer.gpus)
         session.show(answer, lambda: _screen(answer.gpus, _lines(session), is_wide=session.is_wide))
         return
-    with contextlib.suppress(KeyboardInterrupt), pressed_keys() as wait, _view(session) as show:
+    with contextlib.suppress(KeyboardInterrupt), _pressed_keys() as wait, _view(session) as show:
         while True:
             show(_frame(session, node))
             if _QUIT in wait(interval):
@@ -125,7 +125,7 @@ _MOST_BYTES = 64
 
 
 @contextmanager
-def pressed_keys() -> Iterator[Callable[[float], str]]:
+def _pressed_keys() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits up to a number of seconds and returns the pressed keys.
 
     It returns "" after the wait if standard input or output is not a terminal (a pager reads the

@@ -30,7 +30,7 @@ _HOW: Final = (
     "pass the output of kubectl get clusterroles,clusterrolebindings,roles,rolebindings -A -o json"
 )
 
-PEM: Final = "-----BEGIN CERTIFICATE-----"
+_PEM: Final = "-----BEGIN CERTIFICATE-----"
 _END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
 _SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
 _SETTINGS_KEYS: Final = frozenset(
@@ -267,13 +267,13 @@ def parse_exposition(text: str) -> tuple[Sample, ...]:
     )
 
 
-def read_certificates(source: str, text: str) -> Iterator[Certificate]:
+def _read_certificates(source: str, text: str) -> Iterator[Certificate]:
     """Parse the certificates in a PEM text; a text without certificates yields none.
 
     Raises:
         ValueError: a certificate is malformed.
     """
-    if PEM not in text:
+    if _PEM not in text:
         return
     for certificate in x509.load_pem_x509_certificates(text.encode()):
         yield Certificate(
@@ -290,7 +290,7 @@ def _read_secret(source: str, data: Mapping[str, object]) -> Iterator[Certificat
             continue
         try:
             text = base64.b64decode(text_of(value), validate=True).decode()
-            yield from read_certificates(f"{source} {name}", text)
+            yield from _read_certificates(f"{source} {name}", text)
         except (binascii.Error, ValueError):
             continue  # the component that uses the certificate reports the error
 
@@ -338,9 +338,9 @@ def _add_text(collector: FactCollector, file: str, text: str) -> bool:
         ClientError: a certificate is malformed.
     """
     stem = Path(file).name.partition(".")[0]
-    if text.lstrip().startswith(PEM[:10]):
+    if text.lstrip().startswith(_PEM[:10]):
         try:
-            found = list(read_certificates(file, text))
+            found = list(_read_certificates(file, text))
         except ValueError as error:
             raise ClientError(
                 f"{file}: malformed certificate: {error}", Failure.BAD_REQUEST

@@ -16,7 +16,7 @@ Object = Mapping[str, object]
 
 _NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
-LABELS: Final[Mapping[str, str]] = MappingProxyType(
+_LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "nodes": "nodes",
         "pods": "pods",
@@ -153,7 +153,7 @@ class Facts:
 
     def why_missing(self, name: str) -> str:
         """Return the reason why a fact is unknown."""
-        return f"{LABELS[name]}: {self.missing.get(name, 'not given')}"
+        return f"{_LABELS[name]}: {self.missing.get(name, 'not given')}"
 
 
 GPU: Final = "nvidia.com/gpu"

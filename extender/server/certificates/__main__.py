@@ -51,8 +51,8 @@ _DEFAULT_NAMESPACE: Final = "idlegpu"
 _TRIES: Final = 10
 """Attempts to write the Secrets while other runs change them."""
 _PAUSE_SECONDS: Final = (0.1, 0.5)
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
+_EXIT_OK: Final = 0
+_EXIT_FAILED: Final = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             before, after = asyncio.run(_keep_secrets(arguments, namespace, wanted))
     except (CertsError, KubeError, KubeConfigError, OSError) as error:
         sys.stderr.write(f"cannot make certificates: {error}\n")
-        return EXIT_FAILED
+        return _EXIT_FAILED
     sys.stdout.write(_describe(before, after))
     if warning := expiry_warning(after, wanted, datetime.now(UTC)):
         sys.stderr.write(f"warning: {warning}\n")
-    return EXIT_OK
+    return _EXIT_OK
 
 
 def changed(files: Files, wanted: Wanted, step: str, now: datetime | None = None) -> Files:

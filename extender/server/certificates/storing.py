@@ -40,7 +40,7 @@ SECRETS: Final = {EXTENDER: "idlegpu-extender-tls", SCHEDULER: "idlegpu-kube-sch
 
 _LABELS: Final = {"app.kubernetes.io/part-of": "idlegpu"}
 
-WEBHOOKS_PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_WEBHOOKS_PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _WEBHOOK_RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -298,7 +298,7 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
         KubeError: the API server cannot be reached, refuses, or has no such object.
     """
     found = await client.get(
-        f"{WEBHOOKS_PATH}/{name}",
+        f"{_WEBHOOKS_PATH}/{name}",
         {},
         action=f"get {_WEBHOOK_RESOURCE}",
         timeout_seconds=_TIMEOUT_SECONDS,
@@ -321,7 +321,7 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
     }
     await client.send(
         "PATCH",
-        f"{WEBHOOKS_PATH}/{name}",
+        f"{_WEBHOOKS_PATH}/{name}",
         change,
         action=f"patch {_WEBHOOK_RESOURCE}",
         timeout_seconds=_TIMEOUT_SECONDS,

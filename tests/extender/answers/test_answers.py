@@ -21,8 +21,8 @@ from extender.core.nodes.pod_groups import likeness_of
 from extender.insight.decisions import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
-from extender.insight.usage import _SWEEP_SECONDS
-from extender.placement.bypassed_pods import BoundPods, BypassEvidence
+from extender.insight.usage import SWEEP_SECONDS
+from extender.placement.bypassed_pods import _BoundPods, _BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
 from testkit.cli_serving import build_fleet, call, serving
@@ -64,14 +64,14 @@ ROUTES: Final[dict[str, Route[Any]]] = {
 class Bypassed:
     """Stand-in that reports one pod that was bound without a call."""
 
-    def report(self) -> BypassEvidence:
-        group = BoundPods(
+    def report(self) -> _BypassEvidence:
+        group = _BoundPods(
             scheduler="default-scheduler",
             resources=(GPU,),
             verdict=BypassVerdict.NOT_CALLED,
             example="team/quiet",
         )
-        return BypassEvidence(pods=(group,), at=10.0, schedulers=("a",))
+        return _BypassEvidence(pods=(group,), at=10.0, schedulers=("a",))
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest_asyncio
 from pydantic import ValidationError
 
 from extender.api import caller as callers
-from extender.api.access import COOKIE, MAX_COOKIE, make_access
-from extender.api.caller import GRACE, HEADER, REFUSED_SECONDS
+from extender.api.access import _MAX_COOKIE, COOKIE, make_access
+from extender.api.caller import _GRACE, _REFUSED_SECONDS, HEADER
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
@@ -135,7 +135,7 @@ async def test_rights_are_reviewed_once_until_they_expire(guarded: GuardedApi) -
     await shown(client)
     assert guarded.reviewers.reviewed_rights == requested
 
-    guarded.now += callers.RIGHTS_SECONDS
+    guarded.now += callers._RIGHTS_SECONDS
     guarded.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
     assert len(guarded.reviewers.reviewed_rights) == 2 * len(requested)
@@ -151,23 +151,23 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
     await shown(client)
     assert len(guarded.reviewers.reviewed_tokens) == 1
 
-    guarded.now += callers.TOKEN_SECONDS
+    guarded.now += callers._TOKEN_SECONDS
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
 
 
 async def test_rights_that_cannot_be_reviewed_stay_valid_for_a_limited_time(
     guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "TOKEN_SECONDS", 3600.0)
+    monkeypatch.setattr(callers, "_TOKEN_SECONDS", 3600.0)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     client = await guarded.open()
     await shown(client)
     guarded.reviewers.is_down = True
 
-    guarded.now += callers.RIGHTS_SECONDS + 1
+    guarded.now += callers._RIGHTS_SECONDS + 1
     assert await shown(client) == ["blue/a", "red/b"]
 
-    guarded.now += GRACE * callers.RIGHTS_SECONDS
+    guarded.now += _GRACE * callers._RIGHTS_SECONDS
     assert await shown(client) == ["another pod", "another pod"]
 
 
@@ -192,7 +192,7 @@ async def test_a_refused_token_is_not_reviewed_again_at_once(guarded: GuardedApi
         assert (await client.get("/v1/pods", headers=stolen)).status == 401
     assert guarded.reviewers.reviewed_tokens == ["stolen"]
 
-    guarded.now += REFUSED_SECONDS
+    guarded.now += _REFUSED_SECONDS
     await client.get("/v1/pods", headers=stolen)
     assert guarded.reviewers.reviewed_tokens == ["stolen"] * 2
 
@@ -275,7 +275,7 @@ async def test_token_is_kept_in_a_cookie_hidden_from_scripts(
         ),
         pytest.param(b'{"token": "token-of-alice"}', "text/plain", 415, id="another-sites-form"),
         pytest.param(
-            b'{"token": "%b"}' % (b"x" * (MAX_COOKIE + 1)), "application/json", 400, id="too-long"
+            b'{"token": "%b"}' % (b"x" * (_MAX_COOKIE + 1)), "application/json", 400, id="too-long"
         ),
     ],
 )

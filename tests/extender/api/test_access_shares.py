@@ -15,7 +15,7 @@ from extender.api import caller as callers
 from extender.api.access import make_access
 from extender.core.nodes.inventory import PodRecord
 from extender.server.json_api import json_answer
-from extender.server.redaction import ANOTHER_POD, pod_name
+from extender.server.redaction import _ANOTHER_POD, pod_name
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.fake_kube import eventually
@@ -48,7 +48,7 @@ async def test_guessed_tokens_are_reviewed_at_a_limited_rate(
 ) -> None:
     monkeypatch.setattr(callers, "_STRANGERS_SECONDS", 0.1)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 5.0)
+    monkeypatch.setattr(callers, "_REVIEWS_PER_SECOND", 5.0)
     client = await guarded.open()
     clock = asyncio.get_running_loop().time
     begun = clock()
@@ -65,7 +65,7 @@ async def test_guessed_tokens_do_not_block_another_address(
 ) -> None:
     monkeypatch.setattr(callers, "_STRANGERS_SECONDS", 20.0)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 5.0)
+    monkeypatch.setattr(callers, "_REVIEWS_PER_SECOND", 5.0)
     client = await guarded.open()
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(connector=connector) as greedy:
@@ -98,7 +98,7 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
 ) -> None:
     monkeypatch.setattr(callers, "_MOST_CALLERS", 5)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 1000.0)
+    monkeypatch.setattr(callers, "_REVIEWS_PER_SECOND", 1000.0)
     client = await guarded.open()
     await shown(client)
     for number in range(10):
@@ -118,7 +118,7 @@ async def test_reviews_of_one_user_do_not_delay_others(
     for number in range(8):
         guarded.reviewers.users[f"mallory{number}"] = "mallory"
     guarded.reviewers.hold = asyncio.Event()
-    monkeypatch.setattr(callers, "REVIEWS_PER_SECOND", 1000.0)
+    monkeypatch.setattr(callers, "_REVIEWS_PER_SECOND", 1000.0)
     client = await guarded.open()
 
     def get(token: str) -> asyncio.Task[object]:
@@ -197,7 +197,7 @@ async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
     client = await aiohttp_client(
         app_of(guarded, Settings(api=ApiSettings(access=ApiAccess.TOKEN)), world)
     )
-    assert await shown(client, **BEARER) == [ANOTHER_POD]
+    assert await shown(client, **BEARER) == [_ANOTHER_POD]
 
     world.fleet.apply_pod(PodRecord(uid="uid-a", namespace="blue", name="a"))
 

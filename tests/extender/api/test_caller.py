@@ -12,7 +12,7 @@ from aiohttp import StreamReader, web
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.api.access import Access
-from extender.api.caller import REFUSED_SECONDS, RETRY_SECONDS, SESSION_PATH, Caller
+from extender.api.caller import _REFUSED_SECONDS, _RETRY_SECONDS, SESSION_PATH, Caller
 from extender.kube.client import KubeError
 from extender.kube.token_review import ALL_NAMESPACES, User
 from extender.runtime.metrics import Metrics
@@ -147,7 +147,7 @@ async def test_a_failed_review_is_repeated_even_without_a_new_namespace(
     await caller.renew()
     server.is_down, server.requested[:] = False, []
 
-    server.now += RETRY_SECONDS
+    server.now += _RETRY_SECONDS
     await caller.renew()
 
     assert server.requested == ["new"]
@@ -163,7 +163,7 @@ async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(
 
     assert server.requested == [ALL_NAMESPACES]
     server.is_down = False
-    server.now += RETRY_SECONDS
+    server.now += _RETRY_SECONDS
     await caller.renew()
     assert caller.sees("blue")
 
@@ -180,7 +180,7 @@ async def test_failed_token_review_is_not_repeated_at_each_request(
 
     assert server.reviews == 1
     server.is_down = False
-    server.now += RETRY_SECONDS
+    server.now += _RETRY_SECONDS
     await caller.renew()
     assert server.reviews == 2
 
@@ -226,7 +226,7 @@ async def test_revoked_token_is_not_reviewed_at_each_request(
 
     assert len(guarded.reviewers.reviewed_tokens) == 2
     guarded.reviewers.users[TOKEN] = "alice"
-    guarded.now += REFUSED_SECONDS
+    guarded.now += _REFUSED_SECONDS
     assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200
 
 

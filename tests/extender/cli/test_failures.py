@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from extender.cli.__main__ import COMMANDS, module_of
+from extender.cli.__main__ import COMMANDS, _module_of
 from testkit.certificates import issue
 from testkit.cli_serving import Run, runner, serving
 from testkit.world import World
@@ -221,7 +221,7 @@ def test_every_command_has_help(run: Run, name: str) -> None:
     result = run(name, "--help")
 
     assert result.exit_code == 0
-    assert module_of(name).endswith(name)
+    assert _module_of(name).endswith(name)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

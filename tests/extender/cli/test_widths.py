@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from extender.cli.tables import Sheet, sheet
+from extender.cli.tables import _Sheet, sheet
 
 NAMES = st.text(st.sampled_from("ab-/.:0 é界"), min_size=1, max_size=40)
 
 
-def shown(table: Sheet, width: int) -> list[str]:
+def shown(table: _Sheet, width: int) -> list[str]:
     console = Console(width=width, markup=False, force_terminal=False)
     with console.capture() as captured:
         console.print(table)

@@ -2,19 +2,19 @@
 
 import pytest
 
-from extender.effects.peers import _WINDOW_SECONDS, Delay
+from extender.effects.peers import _WINDOW_SECONDS, _Delay
 
 APART = 12_345.0
 """Offset of the local clock from the other replica's."""
 
 
-def measured(delay: Delay, at: float, late: float, *, apart: float = APART) -> float:
+def measured(delay: _Delay, at: float, late: float, *, apart: float = APART) -> float:
     """Record a message that was sent at a local time; return the measured delay."""
     return delay.of(at - apart, at + late)
 
 
 def test_the_quickest_message_of_late_is_the_measure() -> None:
-    delay = Delay()
+    delay = _Delay()
     lateness = [0.3, 0.002, 0.05, 0.001, 0.7]
 
     found = [measured(delay, float(at), late) for at, late in enumerate(lateness)]
@@ -23,7 +23,7 @@ def test_the_quickest_message_of_late_is_the_measure() -> None:
 
 
 def test_delay_is_kept_across_windows() -> None:
-    delay = Delay()
+    delay = _Delay()
     measured(delay, 0.0, 0.0)
 
     assert measured(delay, _WINDOW_SECONDS + 1.0, 0.5) == pytest.approx(0.5)
@@ -31,7 +31,7 @@ def test_delay_is_kept_across_windows() -> None:
 
 @pytest.mark.parametrize("jump", [-60.0, 60.0], ids=["we stood still", "they stood still"])
 def test_a_changed_clock_offset_is_soon_estimated_again(jump: float) -> None:
-    delay = Delay()
+    delay = _Delay()
     for at in range(5):
         measured(delay, float(at), 0.0)
 
@@ -44,14 +44,14 @@ def test_a_changed_clock_offset_is_soon_estimated_again(jump: float) -> None:
 
 
 def test_after_a_long_silence_the_offset_is_estimated_again() -> None:
-    delay = Delay()
+    delay = _Delay()
     measured(delay, 0.0, 0.0)
 
     assert measured(delay, 3 * _WINDOW_SECONDS, 0.5) == 0.0
 
 
 def test_drifting_clocks_add_little_to_the_estimated_delay() -> None:
-    delay = Delay()
+    delay = _Delay()
     drift = 0.001  # the largest drift that NTP corrects, on both sides
 
     found = [measured(delay, at / 10, 0.001, apart=APART + drift * at / 10) for at in range(1000)]

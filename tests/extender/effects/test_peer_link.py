@@ -19,19 +19,19 @@ from typing_extensions import override
 from extender.effects.peer_link import (
     _HEARTBEAT_SECONDS,
     _MAX_QUEUE,
+    _MAX_RECORDS,
     _WARN_AFTER,
-    MAX_RECORDS,
     PATH,
     VERSION,
     Message,
     PeerError,
     PeerLink,
     Receipt,
+    _fits_message,
     decode_message,
     decode_receipt,
     encode_message,
     encode_receipt,
-    fits_message,
     requests_in,
 )
 from extender.effects.peers import Peers, _family
@@ -63,7 +63,7 @@ def test_records_keep_their_values_on_another_clock(sent: list[AnsweredRequest])
     message = decode_message(body)
     arrived = requests_in(message, sent_at=1000.0)
 
-    assert all(map(fits_message, sent))
+    assert all(map(_fits_message, sent))
     assert [it.at for it in arrived] == pytest.approx([it.at for it in sent])
     assert [replace(it, at=0.0) for it in arrived] == [replace(it, at=0.0) for it in sent]
     assert (message.to, message.gap_at, message.mark) == ("b", 700.0, 5.0)
@@ -127,7 +127,7 @@ def test_bad_message_is_refused_with_the_place(body: bytes, words: str) -> None:
 
 def test_message_with_too_many_records_is_refused() -> None:
     one = json.loads(message())
-    one["requests"] *= MAX_RECORDS + 1
+    one["requests"] *= _MAX_RECORDS + 1
 
     with pytest.raises(PeerError, match=r"length <= 500.*\$\.requests"):
         decode_message(json.dumps(one).encode())
@@ -148,7 +148,7 @@ def test_a_record_that_others_would_refuse_is_not_sent(changes: dict[str, Any]) 
     record = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, "choices": 1}
     values: dict[str, Any] = record | changes
 
-    assert not fits_message(AnsweredRequest(**values))
+    assert not _fits_message(AnsweredRequest(**values))
 
 
 def test_receipt_has_the_replica_and_the_time() -> None:
@@ -339,12 +339,12 @@ async def test_the_own_address_receives_no_further_messages(
 
 async def test_burst_is_split_into_complete_messages(replica: Replica, link: PeerLink) -> None:
     await link.send()
-    for number in range(MAX_RECORDS + 2):
+    for number in range(_MAX_RECORDS + 2):
         link.add(answered(str(number)))
     await link.send()
     await link.send()
 
-    assert [len(uids) for uids in replica.received()] == [0, MAX_RECORDS, 2]
+    assert [len(uids) for uids in replica.received()] == [0, _MAX_RECORDS, 2]
     assert [message.mark for message in replica.messages] == [None, None, 2.0]
 
 

@@ -124,8 +124,8 @@ async def test_a_delayed_record_counts_from_the_time_of_its_request(
 async def test_after_a_failure_every_replica_gets_a_message_again(
     aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(module, "RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr(supervision, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_RESOLVE_SECONDS", 1.0)
     bodies: list[bytes] = []
 
     async def take(request: web.Request) -> web.Response:

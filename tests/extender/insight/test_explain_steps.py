@@ -26,7 +26,7 @@ from extender.insight.views import (
 )
 from extender.placement import history
 from extender.placement.history import _PIECE_NODES, DecisionRecord
-from extender.server.json_api import PIECE_ITEMS, document_answer, write_in_pieces
+from extender.server.json_api import _PIECE_ITEMS, document_answer, write_in_pieces
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
 from testkit.api_requests import decide, get
 from testkit.cards import BUSY, Gpu
@@ -47,7 +47,7 @@ json_values = st.recursive(
     max_leaves=5,
 )
 long_lists = st.builds(
-    lambda item, more: [item] * (PIECE_ITEMS + more), json_values, st.integers(0, 2 * PIECE_ITEMS)
+    lambda item, more: [item] * (_PIECE_ITEMS + more), json_values, st.integers(0, 2 * _PIECE_ITEMS)
 )
 
 
@@ -162,7 +162,7 @@ async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
 
     before = 0
     for _ in steps_of(decided._written(record)):
-        assert sum(written[before:]) <= PIECE_ITEMS
+        assert sum(written[before:]) <= _PIECE_ITEMS
         before = len(written)
 
     assert sum(written) == NODES
@@ -250,7 +250,7 @@ async def test_long_document_is_redacted_for_each_caller(
     async def answer(request: web.Request) -> web.StreamResponse:
         VIEWER.set(SeesTeam() if "tenant" in request.query else SEES_ALL)
         pods = [OfPod(name, name, "hidden") for name in ("team", "hush")]
-        return await document_answer(request, {"pods": pods * PIECE_ITEMS, "one": pods[1]})
+        return await document_answer(request, {"pods": pods * _PIECE_ITEMS, "one": pods[1]})
 
     app = web.Application()
     app.router.add_get("/pods", answer)
@@ -259,8 +259,8 @@ async def test_long_document_is_redacted_for_each_caller(
     seen = await get(client, "/pods")
     of_tenant = await get(client, "/pods", tenant="yes")
 
-    assert seen == {"pods": ["team", "hush"] * PIECE_ITEMS, "one": "hush"}
-    assert of_tenant == {"pods": ["team", "hidden"] * PIECE_ITEMS, "one": "hidden"}
+    assert seen == {"pods": ["team", "hush"] * _PIECE_ITEMS, "one": "hush"}
+    assert of_tenant == {"pods": ["team", "hidden"] * _PIECE_ITEMS, "one": "hidden"}
     assert write_json({}) == b"{}"
     assert b"".join(write_in_pieces({}, write_json)) == b"{}"
 
@@ -281,7 +281,7 @@ async def test_others_run_while_a_long_document_is_written(
         counting = asyncio.create_task(count())
         await asyncio.sleep(0)
         turns = 0
-        response = await document_answer(request, {"items": [0] * (100 * PIECE_ITEMS)})
+        response = await document_answer(request, {"items": [0] * (100 * _PIECE_ITEMS)})
         counting.cancel()
         return response
 
@@ -289,7 +289,7 @@ async def test_others_run_while_a_long_document_is_written(
     app.router.add_get("/items", answer)
     client = await aiohttp_client(app)
 
-    assert len((await get(client, "/items"))["items"]) == 100 * PIECE_ITEMS
+    assert len((await get(client, "/items"))["items"]) == 100 * _PIECE_ITEMS
     assert turns >= 100
 
 

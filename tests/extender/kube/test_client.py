@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import ConfigException
 
-from extender.kube.client import KubeClient, KubeError, LineSplitter
+from extender.kube.client import KubeClient, KubeError, _LineSplitter
 from extender.kube.kubeconfig import KubeConfigError, load_kubeconfig
 from testkit.fake_kube import FakeKube, answer, refusal, running_kube
 from testkit.kube_objects import Object, node
@@ -228,7 +228,7 @@ async def test_error_outside_a_cluster_requests_a_kubeconfig(
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 10))
 def test_lines_do_not_depend_on_chunks(parts: list[bytes], size: int) -> None:
     stream = b"\n".join(parts) + b"\n"
-    splitter = LineSplitter(1000)
+    splitter = _LineSplitter(1000)
 
     lines = [
         line
@@ -242,4 +242,4 @@ def test_lines_do_not_depend_on_chunks(parts: list[bytes], size: int) -> None:
 @pytest.mark.parametrize("chunk", [b"x" * 11, b"x" * 11 + b"\nshort"])
 def test_a_line_beyond_the_limit_is_refused(chunk: bytes) -> None:
     with pytest.raises(ValueError, match="longer than 10 bytes"):
-        LineSplitter(10).feed(chunk)
+        _LineSplitter(10).feed(chunk)

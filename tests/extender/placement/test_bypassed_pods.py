@@ -7,9 +7,9 @@ import pytest
 from extender.core.nodes.inventory import PodPhase
 from extender.placement.bypassed_pods import (
     _MAX_SCHEDULERS,
-    BoundPods,
-    BypassEvidence,
-    CauseKind,
+    _BoundPods,
+    _BypassEvidence,
+    _CauseKind,
     likely_causes,
 )
 from extender.placement.request_log import (
@@ -224,7 +224,7 @@ def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(
 
     assert part.counted() == 1
     cause = likely_causes(part.bypassed_pods.report())[0]
-    assert cause.kind is CauseKind.UNREACHABLE
+    assert cause.kind is _CauseKind.UNREACHABLE
 
 
 def test_refused_pod_that_passes_on_retry_is_not_counted(
@@ -261,7 +261,7 @@ def test_answer_that_no_client_read_is_counted_as_lost(part: BindingWorld) -> No
 
     assert (part.counted(), part.counted("answer-lost")) == (0, 1)
     (cause,) = likely_causes(part.bypassed_pods.report())
-    assert (cause.kind, "2.50 s" in cause.text) == (CauseKind.HTTP_TIMEOUT, True)
+    assert (cause.kind, "2.50 s" in cause.text) == (_CauseKind.HTTP_TIMEOUT, True)
 
 
 def test_pods_without_prioritize_are_counted(part: BindingWorld) -> None:
@@ -292,8 +292,8 @@ def pods(
     count: int = 1,
     *resources: str,
     scheduler: str = DEFAULT,
-) -> BoundPods:
-    return BoundPods(
+) -> _BoundPods:
+    return _BoundPods(
         scheduler=scheduler,
         resources=resources or (GPU,),
         verdict=verdict,
@@ -308,8 +308,8 @@ LOST = pods(BypassVerdict.ANSWER_LOST, 2)
 UNSCORED = pods(BypassVerdict.NOT_SCORED, 4)
 
 
-def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> BypassEvidence:
-    return BypassEvidence(pods=groups, silence_seconds=silence, **rest)
+def evidence(*groups: _BoundPods, silence: float | None = 1.0, **rest: Any) -> _BypassEvidence:
+    return _BypassEvidence(pods=groups, silence_seconds=silence, **rest)
 
 
 @pytest.mark.parametrize(
@@ -319,27 +319,27 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
         pytest.param(evidence(), [], id="nothing-is-known"),
         pytest.param(
             evidence(MISSED, silence=None),
-            [(CauseKind.NO_EXTENDER, "extenders", 3)],
+            [(_CauseKind.NO_EXTENDER, "extenders", 3)],
             id="no-request-ever-came",
         ),
         pytest.param(
             evidence(MISSED, silence=SILENCE_SECONDS + 1),
-            [(CauseKind.NO_EXTENDER, "extenders", 3)],
+            [(_CauseKind.NO_EXTENDER, "extenders", 3)],
             id="no-scheduler-asks-any-more",
         ),
         pytest.param(
             evidence(MISSED, silence=None, wrong_paths=("/idlegpu/filter",)),
-            [(CauseKind.WRONG_PATH, "urlPrefix", 3), (CauseKind.NO_EXTENDER, "extenders", 3)],
+            [(_CauseKind.WRONG_PATH, "urlPrefix", 3), (_CauseKind.NO_EXTENDER, "extenders", 3)],
             id="requests-come-to-another-path",
         ),
         pytest.param(
             evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG)),
-            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            [(_CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="no-requests-for-one-resource",
         ),
         pytest.param(
             evidence(pods(BypassVerdict.NOT_CALLED, 5, MIG)),
-            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            [(_CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="requests-come-about-pods-that-are-not-bound",
         ),
         pytest.param(
@@ -347,65 +347,65 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
                 pods(BypassVerdict.CALLED, 1, GPU, MIG),
                 pods(BypassVerdict.NOT_CALLED, 5, SHARED, "x/y"),
             ),
-            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            [(_CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="no-requests-for-several-resources",
         ),
         pytest.param(
             evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, scheduler=BATCH)),
-            [(CauseKind.OTHER_SCHEDULER, "schedulerName", 5)],
+            [(_CauseKind.OTHER_SCHEDULER, "schedulerName", 5)],
             id="one-scheduler-never-asks",
         ),
         pytest.param(
             evidence(ASKED, pods(BypassVerdict.NOT_CALLED, 5, MIG, scheduler=BATCH)),
             [
-                (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
-                (CauseKind.OTHER_SCHEDULER, "schedulerName", 5),
+                (_CauseKind.MANAGED_RESOURCES, "managedResources", 5),
+                (_CauseKind.OTHER_SCHEDULER, "schedulerName", 5),
             ],
             id="one-scheduler-with-a-resource-of-its-own-never-asks",
         ),
         pytest.param(
             evidence(ASKED, LOST, lost_answers=2, slowest_seconds=3.5),
-            [(CauseKind.HTTP_TIMEOUT, "httpTimeout", 2)],
+            [(_CauseKind.HTTP_TIMEOUT, "httpTimeout", 2)],
             id="answers-come-too-late",
         ),
         pytest.param(
             evidence(ASKED, MISSED, lost_answers=1, slowest_seconds=1.5),
             [
-                (CauseKind.HTTP_TIMEOUT, "httpTimeout", 3),
-                (CauseKind.UNREACHABLE, "ignorable", 3),
+                (_CauseKind.HTTP_TIMEOUT, "httpTimeout", 3),
+                (_CauseKind.UNREACHABLE, "ignorable", 3),
             ],
             id="some-are-missed-while-answers-are-slow",
         ),
         pytest.param(
             evidence(ASKED, MISSED),
-            [(CauseKind.UNREACHABLE, "ignorable", 3)],
+            [(_CauseKind.UNREACHABLE, "ignorable", 3)],
             id="some-of-equal-pods-are-missed",
         ),
         pytest.param(
             evidence(ASKED, UNSCORED),
-            [(CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4)],
+            [(_CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4)],
             id="prioritize-is-never-called",
         ),
         pytest.param(
             evidence(ASKED, MISSED, unreadable=2),
             [
-                (CauseKind.UNREACHABLE, "ignorable", 3),
-                (CauseKind.UNREADABLE, "nodeCacheCapable", 2),
+                (_CauseKind.UNREACHABLE, "ignorable", 3),
+                (_CauseKind.UNREADABLE, "nodeCacheCapable", 2),
             ],
             id="requests-cannot-be-read",
         ),
         pytest.param(
             evidence(ASKED, LOST, pods(BypassVerdict.NOT_CALLED, 5, MIG), UNSCORED),
             [
-                (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
-                (CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4),
-                (CauseKind.HTTP_TIMEOUT, "httpTimeout", 2),
+                (_CauseKind.MANAGED_RESOURCES, "managedResources", 5),
+                (_CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4),
+                (_CauseKind.HTTP_TIMEOUT, "httpTimeout", 2),
             ],
             id="what-explains-most-comes-first",
         ),
     ],
 )
-def test_causes(known: BypassEvidence, expected: list[tuple[CauseKind, str, int]]) -> None:
+def test_causes(known: _BypassEvidence, expected: list[tuple[_CauseKind, str, int]]) -> None:
     causes = likely_causes(known)
 
     assert [(cause.kind, cause.field, cause.pods) for cause in causes] == expected

@@ -24,7 +24,7 @@ from extender.core.nodes.snapshot import Pool, Snapshot, batch_rows
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import _REFRESH_SECONDS
 from extender.placement import evaluation_cache as placement_cache
-from extender.placement.evaluation_cache import _EXPECTED_SECONDS, MAX_EXPECTED
+from extender.placement.evaluation_cache import _EXPECTED_SECONDS, _MAX_EXPECTED
 from testkit.builders import GPU, pod_ref, request
 from testkit.world import World
 
@@ -311,7 +311,7 @@ def test_a_cached_request_is_not_evaluated_for_a_new_pod(
 def test_requests_are_precomputed_up_to_a_limit_until_used_or_expired(
     world: World, pools_evaluated: list[int]
 ) -> None:
-    expect(world, *range(1, MAX_EXPECTED + 1))
+    expect(world, *range(1, _MAX_EXPECTED + 1))
     pools_evaluated.clear()
 
     expect(world, 100)

@@ -9,7 +9,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import WaitingRequests
-from extender.placement.evaluation_cache import _GATHER_SECONDS, MAX_EXPECTED, WarmUp
+from extender.placement.evaluation_cache import _GATHER_SECONDS, _MAX_EXPECTED, WarmUp
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.fake_kube import eventually
@@ -78,13 +78,13 @@ async def test_of_many_new_pods_only_the_first_are_evaluated(
     world: World, evaluated: list[int]
 ) -> None:
     task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate_new_pods())
-    for number in range(3 * MAX_EXPECTED):
+    for number in range(3 * _MAX_EXPECTED):
         world.fleet.apply_pod(waiting(f"pod-{number}", 1 + number))
 
-    await eventually(lambda: len(evaluated) >= MAX_EXPECTED)
+    await eventually(lambda: len(evaluated) >= _MAX_EXPECTED)
     await yield_to_loop()
 
-    assert evaluated == list(range(1, MAX_EXPECTED + 1))
+    assert evaluated == list(range(1, _MAX_EXPECTED + 1))
     task.cancel()
 
 

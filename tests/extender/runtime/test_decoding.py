@@ -5,7 +5,7 @@ import yaml
 
 from agent.report.contract import ReportError, decode_update
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.runtime.yaml_documents import MOST_REPEATED, yaml_documents
+from extender.runtime.yaml_documents import _MOST_REPEATED, yaml_documents
 
 DEEP = 100_000
 
@@ -49,7 +49,7 @@ def test_an_update_of_an_agent_that_is_nested_too_deeply_is_refused() -> None:
     ids=["aliases-of-aliases", "an-alias-of-itself", "merged-maps"],
 )
 def test_aliases_that_expand_without_bound_are_refused(text: str) -> None:
-    with pytest.raises(yaml.YAMLError, match=f"more than {MOST_REPEATED} values"):
+    with pytest.raises(yaml.YAMLError, match=f"more than {_MOST_REPEATED} values"):
         yaml_documents(text)
 
 

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from extender.runtime import logs
-from extender.runtime.logs import BackgroundHandler, JsonFormatter
+from extender.runtime.logs import JsonFormatter, _BackgroundHandler
 
 DEADLINE_SECONDS = 10.0
 
@@ -38,9 +38,9 @@ def stream() -> Iterator[SlowStream]:
     slow.reads.set()
 
 
-def log_to(stream: io.StringIO) -> tuple[logging.Logger, BackgroundHandler]:
+def log_to(stream: io.StringIO) -> tuple[logging.Logger, _BackgroundHandler]:
     """Return a logger that writes to a stream only."""
-    handler = BackgroundHandler(stream)
+    handler = _BackgroundHandler(stream)
     handler.setFormatter(JsonFormatter())
     logger = logging.Logger("test")  # noqa: LOG001 - no other logger shall see it
     logger.addHandler(handler)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from extender.runtime.supervision import FAULTS, FIRST_SECONDS, MOST_SECONDS, Tasks, keep
+from extender.runtime.supervision import _FIRST_SECONDS, _MOST_SECONDS, FAULTS, Tasks, keep
 
 pytestmark = pytest.mark.looptime
 
@@ -30,7 +30,7 @@ async def test_failing_task_restarts_with_growing_pauses(
         await keep("failing", run)
 
     waits = [round(later - sooner) for sooner, later in pairwise(started)]
-    assert waits == [FIRST_SECONDS, 2, 4, 8, 16, *[MOST_SECONDS] * 4]
+    assert waits == [_FIRST_SECONDS, 2, 4, 8, 16, *[_MOST_SECONDS] * 4]
     assert FAULTS["failing"] - before == 9
     assert len(caplog.records) == 1  # however often
 
@@ -48,7 +48,7 @@ async def test_long_running_task_restarts_soon() -> None:
 
     await keep("long", run)
 
-    assert loop.time() == pytest.approx(4 * (100 + FIRST_SECONDS))
+    assert loop.time() == pytest.approx(4 * (100 + _FIRST_SECONDS))
 
 
 async def test_a_future_that_another_task_cancelled_ends_no_task() -> None:
@@ -141,5 +141,5 @@ async def test_task_that_fails_while_cancelled_ends_anyway(*, is_grouped: bool) 
         child.set_exception(ValueError("at the same moment"))
     task.cancel()
 
-    await asyncio.wait([task], timeout=10 * MOST_SECONDS)
+    await asyncio.wait([task], timeout=10 * _MOST_SECONDS)
     assert task.cancelled()

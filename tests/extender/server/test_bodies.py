@@ -107,7 +107,7 @@ async def answer_to_head(extender: Extender, port: int, path: str, expect: str =
     reader, writer = await asyncio.open_connection(url.host, url.port)
     head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: Bearer wrong\r\n"
     writer.write(f"{head}{expect}Content-Length: 100\r\n\r\n".encode())
-    async with asyncio.timeout(ports.BODY_SECONDS / 2):
+    async with asyncio.timeout(ports._BODY_SECONDS / 2):
         answered = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     return int(answered.split()[1])
@@ -165,7 +165,7 @@ def test_an_easily_guessed_secret_is_refused(tmp_path: Path) -> None:
 async def test_a_body_that_does_not_arrive_ends_its_connection(
     extender: Extender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(ports, "_BODY_SECONDS", 0.05)
     for port, path in ((0, "/filter"), (0, "/v1/peers/requests"), (1, "/v1/explain")):
         url = URL(extender.addresses[port])
         reader, writer = await asyncio.open_connection(url.host, url.port)

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.server import listener as pacing
-from extender.server.listener import Listener, congestion_control, replace_bbr
+from extender.server.listener import Listener, _congestion_control, replace_bbr
 
 
 class Pacing(socket.socket):
@@ -40,7 +40,7 @@ def test_bbr_is_replaced_by_the_first_available_algorithm(
     with Pacing(*known) as one:
         replace_bbr(one)
 
-        assert congestion_control(one) == used
+        assert _congestion_control(one) == used
 
 
 def test_an_algorithm_without_pacing_stays() -> None:
@@ -49,7 +49,7 @@ def test_an_algorithm_without_pacing_stays() -> None:
 
         replace_bbr(one)
 
-        assert congestion_control(one) == "dctcp"
+        assert _congestion_control(one) == "dctcp"
 
 
 def test_a_system_without_congestion_control_is_left_alone() -> None:
@@ -57,12 +57,12 @@ def test_a_system_without_congestion_control_is_left_alone() -> None:
     with one, other:
         replace_bbr(one)
 
-        assert congestion_control(one) == ""
+        assert _congestion_control(one) == ""
 
 
 async def test_accepted_connections_are_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as fresh:
-        monkeypatch.setattr(pacing, "_BBR", congestion_control(fresh))
+        monkeypatch.setattr(pacing, "_BBR", _congestion_control(fresh))
     monkeypatch.setattr(pacing, "_ALTERNATIVES", ("reno",))  # every kernel has it and allows it
     listener = Listener("test", ("127.0.0.1", 0), lambda _: ReportingAlgorithm(), most=lambda: 1)
     await listener.open()
@@ -81,5 +81,5 @@ class ReportingAlgorithm(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(congestion_control(transport.get_extra_info("socket")).encode())
+        transport.write(_congestion_control(transport.get_extra_info("socket")).encode())
         transport.close()

@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 20.0
 async def test_a_client_that_does_not_read_is_disconnected(
     aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.server.json_api.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("extender.server.json_api._ANSWER_SECONDS", 0.5)
     ended = asyncio.Event()
 
     def pieces() -> Iterator[list[dict[str, str]]]:

@@ -16,11 +16,11 @@ from typing_extensions import override  # `override` is in `typing` from Python 
 
 from extender.server import listener as module
 from extender.server.listener import (
-    ALLOWED_UNUSED,
-    SILENT_SECONDS,
-    ConnectionRefusal,
+    _ALLOWED_UNUSED,
+    _SILENT_SECONDS,
     Factory,
     Listener,
+    _ConnectionRefusal,
     descriptors,
     raise_descriptor_limit,
     spare_for,
@@ -178,7 +178,7 @@ def test_the_address_with_most_connections_loses_one_to_another_address(run: Run
             # The newest two were closed, and none of a client that holds no more than the new one.
             assert [await caller.is_answered() for caller in greedy] == [True, True, False, False]
             await eventually(lambda: port.listener.figures.connections == 4)
-            assert port.listener.figures.refusals[ConnectionRefusal.EVICTED] == 2
+            assert port.listener.figures.refusals[_ConnectionRefusal.EVICTED] == 2
 
     run(check())
 
@@ -194,7 +194,7 @@ def test_a_client_with_its_fair_share_is_refused_with_an_answer(run: Run) -> Non
 
             assert (await refused.reader.read()).startswith(b"HTTP/1.1 503 ")
             assert all([await caller.is_answered() for caller in first])
-            assert port.listener.figures.refusals[ConnectionRefusal.FULL] == 1
+            assert port.listener.figures.refusals[_ConnectionRefusal.FULL] == 1
             first[0].writer.transport.abort()
             await eventually(lambda: port.listener.figures.connections == 1)
             assert await (await port.call("127.0.0.2")).is_answered()
@@ -218,7 +218,7 @@ def test_a_connection_without_a_certificate_is_closed_first(run: Run, folder: Pa
             assert await newcomer.is_answered()
             assert await known.is_answered()
             assert port.listener.figures.connections <= 3
-            assert port.listener.figures.refusals[ConnectionRefusal.FULL] == 0
+            assert port.listener.figures.refusals[_ConnectionRefusal.FULL] == 0
 
     run(check())
 
@@ -230,7 +230,7 @@ def test_an_address_with_many_unused_connections_does_not_evict_a_handshake(
     async def check() -> None:
         certificates = Certificates(settings_for(folder))
         context = client_context(folder, shows=folder)
-        most = ALLOWED_UNUSED + 3
+        most = _ALLOWED_UNUSED + 3
         async with port_with(most, tls=certificates.server, client=context) as port:
             silent = [await port.call("127.0.0.2") for _ in range(most - 1)]
             await eventually(lambda: not port.listener.handshaking)
@@ -260,7 +260,7 @@ def test_handshakes_of_one_address_do_not_end_that_of_another(run: Run, folder: 
             for _ in range(20):
                 await port.stand("127.0.0.2")
             figures = port.listener.figures
-            await eventually(lambda: figures.refusals[ConnectionRefusal.EVICTED] == 18)
+            await eventually(lambda: figures.refusals[_ConnectionRefusal.EVICTED] == 18)
 
             with pytest.raises(BlockingIOError):  # it has not ended
                 in_handshake.recv(1)
@@ -275,7 +275,7 @@ def test_a_connection_with_recent_requests_outlives_idle_ones_of_its_address(
     async def check() -> None:
         certificates = Certificates(settings_for(folder))
         context = client_context(folder, shows=folder)
-        most = ALLOWED_UNUSED + 3
+        most = _ALLOWED_UNUSED + 3
         async with port_with(most, tls=certificates.server, client=context) as port:
             for _ in range(most - 1):
                 await port.call()
@@ -305,7 +305,7 @@ def test_the_longest_silent_connection_of_an_address_is_evicted(run: Run) -> Non
                 now += 1.0
                 assert await caller.is_answered()
             assert (await (await port.call()).reader.read()).startswith(b"HTTP/1.1 503 ")
-            now += SILENT_SECONDS - 1.0
+            now += _SILENT_SECONDS - 1.0
 
             assert await (await port.call()).is_answered()
 
@@ -356,13 +356,13 @@ async def test_the_last_file_descriptors_are_left_to_others() -> None:
         caller = await port.call()
 
         assert (await caller.reader.read()).startswith(b"HTTP/1.1 503 ")
-        assert port.listener.figures.refusals[ConnectionRefusal.DESCRIPTORS] == 1
+        assert port.listener.figures.refusals[_ConnectionRefusal.DESCRIPTORS] == 1
 
 
 async def test_accept_is_retried_after_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.02)
     async with port_with(10) as port:
         (listening,) = port.listener._sockets
         failures = [OSError(24, "Too many open files")] * 3

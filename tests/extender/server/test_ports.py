@@ -19,7 +19,7 @@ from typing_extensions import override
 from extender.api.status_routes import export_ports
 from extender.runtime.metrics import Metrics
 from extender.server import ports as ports_module
-from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
+from extender.server.ports import _KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import TlsFailure, only_known
 from extender.settings.api import Admission
 from extender.settings.config import Settings
@@ -206,8 +206,8 @@ async def test_a_connection_is_kept_longer_than_kube_scheduler_keeps_an_idle_one
 
         assert wire.written.endswith(b"an answer")
         assert wire.closed_at is None
-        await asyncio.sleep(KEEPALIVE_SECONDS)
-        assert wire.closed_at == pytest.approx(KEEPALIVE_SECONDS)
+        await asyncio.sleep(_KEEPALIVE_SECONDS)
+        assert wire.closed_at == pytest.approx(_KEEPALIVE_SECONDS)
 
 
 @pytest.mark.looptime
@@ -226,7 +226,7 @@ async def test_a_request_whose_head_comes_byte_by_byte_ends_its_connection(reque
             connection.data_received(b"x")
             await asyncio.sleep(1.0)
 
-        assert wire.closed_at == pytest.approx(began_at + ports_module.HEAD_SECONDS)
+        assert wire.closed_at == pytest.approx(began_at + ports_module._HEAD_SECONDS)
 
 
 @pytest.mark.looptime

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.server.readiness import PROBE_SECONDS, Readiness, ReadyState, SourceStatus
+from extender.server.readiness import _PROBE_SECONDS, Readiness, ReadyState, SourceStatus
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.service import Ready
@@ -191,7 +191,7 @@ def test_a_replica_that_was_probed_behind_reports_no_sources(started: Replica) -
 
 def test_a_replica_without_probes_reports_no_sources(started: Replica) -> None:
     assert started.readiness.answer_probe() is ReadyState.READY
-    started.now += PROBE_SECONDS - 0.1
+    started.now += _PROBE_SECONDS - 0.1
     assert started.readiness.faults() == ()
 
     started.now += 0.1

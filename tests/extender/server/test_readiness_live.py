@@ -212,7 +212,7 @@ async def test_a_departed_replica_makes_no_other_unready() -> None:
 async def test_a_replica_without_a_kubelet_makes_no_other_unready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 1.0)
     async with described(2) as replicas, pair(replicas) as both:
         both.ways[1].shut()
         await both.until(ReadyState.READY, ReadyState.BEHIND)

@@ -13,11 +13,11 @@ from aiohttp import web
 
 from extender.server import request_tracker as module
 from extender.server.request_tracker import (
-    BURST_SECONDS,
-    CHECK_SECONDS,
-    EXPECTED_SECONDS,
-    MAX_YIELD_SECONDS,
-    QUIET_SECONDS,
+    _BURST_SECONDS,
+    _CHECK_SECONDS,
+    _EXPECTED_SECONDS,
+    _MAX_YIELD_SECONDS,
+    _QUIET_SECONDS,
     RequestTracker,
 )
 
@@ -95,7 +95,7 @@ async def test_work_waits_for_a_request_but_not_for_long() -> None:
     request_tracker, over = RequestTracker(urgent=["/filter"]), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
-    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(MAX_YIELD_SECONDS)
+    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(_MAX_YIELD_SECONDS)
 
     over.set()
     await task
@@ -104,7 +104,7 @@ async def test_work_waits_for_a_request_but_not_for_long() -> None:
 
 async def test_work_continues_when_the_request_is_answered() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
-    soon = MAX_YIELD_SECONDS / 4
+    soon = _MAX_YIELD_SECONDS / 4
     task = Connection(request_tracker).call("/filter", lambda: asyncio.sleep(soon))
     await asyncio.sleep(0)
 
@@ -117,7 +117,7 @@ async def test_work_waits_for_an_expected_request_but_not_for_long() -> None:
 
     request_tracker.expect()
 
-    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(EXPECTED_SECONDS)
+    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(_EXPECTED_SECONDS)
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
@@ -125,12 +125,12 @@ async def test_work_waits_for_the_answer_to_an_expected_request() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
     request_tracker.expect()
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
-    await asyncio.sleep(EXPECTED_SECONDS / 2)
+    await asyncio.sleep(_EXPECTED_SECONDS / 2)
 
-    longer = 2 * EXPECTED_SECONDS
+    longer = 2 * _EXPECTED_SECONDS
     task = Connection(request_tracker).call("/filter", lambda: asyncio.sleep(longer))
 
-    assert await work == pytest.approx(EXPECTED_SECONDS / 2 + longer)
+    assert await work == pytest.approx(_EXPECTED_SECONDS / 2 + longer)
     await task
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
@@ -150,7 +150,7 @@ async def test_work_does_not_wait_for_other_requests() -> None:
 
 
 async def test_deferrable_work_waits_for_the_end_of_a_burst() -> None:
-    request_tracker, half = RequestTracker(), QUIET_SECONDS / 2
+    request_tracker, half = RequestTracker(), _QUIET_SECONDS / 2
 
     async def burst() -> None:
         for _ in range(4):  # the last answer comes after seven half seconds
@@ -161,7 +161,7 @@ async def test_deferrable_work_waits_for_the_end_of_a_burst() -> None:
     await asyncio.sleep(half / 2)
 
     assert await seconds_of(request_tracker.wait_for_quiet()) == pytest.approx(
-        6.5 * half + QUIET_SECONDS
+        6.5 * half + _QUIET_SECONDS
     )
     await asking
 
@@ -170,7 +170,7 @@ async def test_the_wait_for_the_end_of_a_burst_is_limited() -> None:
     request_tracker, over = RequestTracker(), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
-    assert await seconds_of(request_tracker.wait_for_quiet()) == pytest.approx(BURST_SECONDS)
+    assert await seconds_of(request_tracker.wait_for_quiet()) == pytest.approx(_BURST_SECONDS)
 
     over.set()
     await task
@@ -199,7 +199,7 @@ async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes
     await asyncio.sleep(50.0)
     connection.close()
 
-    assert await leaving == pytest.approx(50.0, abs=2 * CHECK_SECONDS)
+    assert await leaving == pytest.approx(50.0, abs=2 * _CHECK_SECONDS)
 
 
 async def test_a_client_that_repeats_its_request_is_not_waited_for() -> None:
@@ -215,7 +215,7 @@ async def test_the_wait_for_idle_connections_is_limited() -> None:
 
     waited = await seconds_of(request_tracker.drain_connections(5.0, 60.0))
 
-    assert waited == pytest.approx(65.0, abs=2 * CHECK_SECONDS)
+    assert waited == pytest.approx(65.0, abs=2 * _CHECK_SECONDS)
 
 
 async def test_the_waits_of_a_shutdown_share_one_deadline() -> None:
@@ -225,7 +225,7 @@ async def test_the_waits_of_a_shutdown_share_one_deadline() -> None:
     await request_tracker.drain_connections(0.0, 20.0)
 
     assert await seconds_of(request_tracker.drain_requests(60.0)) == pytest.approx(
-        0.0, abs=CHECK_SECONDS
+        0.0, abs=_CHECK_SECONDS
     )
     assert request_tracker.requests == 1
     over.set()
@@ -261,7 +261,7 @@ async def known(request_tracker: RequestTracker, path: str = "/filter") -> Conne
 async def test_work_waits_from_the_first_bytes_of_a_request_to_its_answer() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
-    part = MAX_YIELD_SECONDS / 4
+    part = _MAX_YIELD_SECONDS / 4
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
     connection.receive(FIRST_BYTES)
@@ -279,18 +279,18 @@ async def test_work_continues_when_the_connection_of_a_request_ends() -> None:
     connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
-    await asyncio.sleep(MAX_YIELD_SECONDS / 4)
+    await asyncio.sleep(_MAX_YIELD_SECONDS / 4)
 
     connection.close()
 
-    assert await work == pytest.approx(MAX_YIELD_SECONDS / 4)
+    assert await work == pytest.approx(_MAX_YIELD_SECONDS / 4)
 
 
 async def test_work_does_not_wait_long_for_bytes_that_become_no_request() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
-    await asyncio.sleep(MAX_YIELD_SECONDS / 2)
+    await asyncio.sleep(_MAX_YIELD_SECONDS / 2)
     assert await seconds_of(request_tracker.yield_control()) > 0.0
 
     connection.receive(b"er")  # further bytes of the same request

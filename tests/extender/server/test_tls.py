@@ -26,7 +26,7 @@ from extender.server.certificates.issuing import (
     without_previous,
 )
 from extender.server.certificates.storing import read_folder
-from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
+from extender.server.ports import _KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import Certificates, TlsError, only_known
 from extender.settings.api import ApiSettings
 from extender.settings.config import ConfigError, Settings, load_settings
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(tls_module, "_POLL_SECONDS", 0.02)
 
 
 async def answer(_: web.Request) -> web.Response:
@@ -294,7 +294,7 @@ async def test_a_connection_of_a_dropped_ca_is_refused_after_the_grace_period(
         try:
             issue(folder, files=new)
             await are_taken_over(caplog)
-            later = time.monotonic() + KEEPALIVE_SECONDS + 1.0
+            later = time.monotonic() + _KEEPALIVE_SECONDS + 1.0
             monkeypatch.setattr(tls_module, "time", SimpleNamespace(monotonic=lambda: later))
 
             writer.write(b"GET /filter HTTP/1.1\r\nHost: a\r\n\r\n")

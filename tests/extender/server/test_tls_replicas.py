@@ -21,7 +21,7 @@ from testkit.replicas import running
 async def test_placed_pod_counts_at_the_other_replica_before_and_after_renewal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(tls_module, "_POLL_SECONDS", 0.05)
     caplog.set_level("INFO", logger="extender.server.tls")
     files = issue(tmp_path)
     async with running(2, tls=tmp_path) as (cluster, replicas):

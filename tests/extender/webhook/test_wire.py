@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.node_names import NamesAt
-from extender.runtime.decoding import MOST_VALUES
+from extender.runtime.decoding import _MOST_VALUES
 from extender.webhook import wire
 from extender.webhook.go_json import WireError
 
@@ -361,7 +361,7 @@ def test_a_request_with_more_nodes_than_any_cluster_is_refused(
 def test_a_request_with_too_many_values_is_not_decoded(
     decode_any: Callable[[bytes], object], form: bytes, value: bytes
 ) -> None:
-    body = form % b",".join([value] * 2 * MOST_VALUES)
+    body = form % b",".join([value] * 2 * _MOST_VALUES)
 
     with pytest.raises(WireError, match=r"\$ has (399999|400000) commas, must be at most 2\d{5}"):
         decode_any(body)

@@ -12,7 +12,7 @@ from extender.core.untyped import mapping_of, text_of
 
 _COUNTERS: Final = "the counters of manifests/examples/settings/dcgm-exporter.yaml"
 
-FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "GPU utilization": (
         "DCGM_FI_DEV_GPU_UTIL",
         "DCGM_FI_DEV_GPU_UTIL_RATIO",
@@ -42,11 +42,11 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Metric names of the fields that decisions need, in all releases; the remedy names the first."""
-UTILIZATION, ENGINE, USED, FREE = tuple(FIELDS)[:4]
+UTILIZATION, ENGINE, USED, FREE = tuple(_FIELDS)[:4]
 _SHARPER: Final = frozenset({"SM activity"})
 """Optional fields: dcgm-exporter's default counters omit them, and decisions work without them."""
 
-XIDS: Final = (
+_XIDS: Final = (
     "DCGM_FI_DEV_XID_ERRORS",
     "DCGM_FI_DEV_XID_ERROR",
     "DCGM_EXP_XID_ERRORS_COUNT",
@@ -75,13 +75,13 @@ class _Card:
         """Fields that are not exported; GPU utilization is not expected of MIG instances."""
         return tuple(
             name
-            for name, known in FIELDS.items()
+            for name, known in _FIELDS.items()
             if not self.names.intersection(known)
             and not (self.has_instances and name == UTILIZATION and self._has(ENGINE))
         )
 
     def _has(self, name: str) -> bool:
-        return bool(self.names.intersection(FIELDS[name]))
+        return bool(self.names.intersection(_FIELDS[name]))
 
     @property
     def is_blind(self) -> bool:
@@ -132,13 +132,13 @@ def _cards(facts: Facts) -> Mapping[tuple[str, str], _Card]:
 def _not_scraped(
     cards: Mapping[tuple[str, str], _Card], lacking: Mapping[tuple[str, str], _Card]
 ) -> Problem:
-    absent = [name for name in FIELDS if any(name in card.absent for card in lacking.values())]
+    absent = [name for name in _FIELDS if any(name in card.absent for card in lacking.values())]
     evidence = []
     for name in absent:
         those = [card for card, seen in lacking.items() if name in seen.absent]
         nodes = sorted({node or "?" for node, _ in those})
         where = "" if len(those) == len(cards) else f": {len(those)} GPUs of {some(nodes)}"
-        evidence.append(f"not exported: {name} ({' or '.join(FIELDS[name])}){where}")
+        evidence.append(f"not exported: {name} ({' or '.join(_FIELDS[name])}){where}")
     if any(card.has_instances and ENGINE in card.absent for card in lacking.values()):
         evidence.append("there are MIG instances, which have no other activity field")
     series = {name for card in lacking.values() for name in card.names}
@@ -150,7 +150,7 @@ def _not_scraped(
         what="dcgm-exporter does not export fields that decisions need",
         evidence=(*evidence, f"exported: {some(there) or 'no field of DCGM'}"),
         remedy="add the lines "
-        + "; ".join(f'"{FIELDS[name][0]}, gauge, {name}"' for name in absent)
+        + "; ".join(f'"{_FIELDS[name][0]}, gauge, {name}"' for name in absent)
         + f" to dcgm-exporter's counters ({_COUNTERS}); profiling fields need "
         "securityContext.capabilities.add: [SYS_ADMIN]",
     )
@@ -174,7 +174,7 @@ def _not_read(devices: Iterable[Object]) -> Iterator[Problem]:
             severity=Severity.ERROR,
             what=f"the {name} of {len(those)} GPUs is missing, though other values arrive",
             evidence=(f"no {name}: {some(those)}",),
-            remedy=f"have dcgm-exporter export {', '.join(FIELDS[one][0] for one in group)}: "
+            remedy=f"have dcgm-exporter export {', '.join(_FIELDS[one][0] for one in group)}: "
             f"{_COUNTERS}",
         )
 
@@ -188,10 +188,10 @@ def _device(device: Object) -> str:
 def _not_counted(facts: Facts) -> Iterator[Problem]:
     """Find counters files without XID errors."""
     evidence = [
-        f"ConfigMap {key_of(item)} {name}: {len(counters)} counters, not {' or '.join(XIDS[:3])}"
+        f"ConfigMap {key_of(item)} {name}: {len(counters)} counters, not {' or '.join(_XIDS[:3])}"
         for item in facts.config_maps or ()
         for name, value in sorted(mapping_of(item.get("data")).items())
-        if (counters := set(_COUNTER.findall(text_of(value)))) and not counters.intersection(XIDS)
+        if (counters := set(_COUNTER.findall(text_of(value)))) and not counters.intersection(_XIDS)
     ]
     if evidence:
         yield Problem(
@@ -199,5 +199,5 @@ def _not_counted(facts: Facts) -> Iterator[Problem]:
             what="dcgm-exporter does not export XID errors: a broken GPU appears idle until "
             "another signal shows the fault",
             evidence=tuple(evidence),
-            remedy=f'add the line "{XIDS[0]}, gauge, XID errors" there, and restart dcgm-exporter',
+            remedy=f'add the line "{_XIDS[0]}, gauge, XID errors" there, and restart dcgm-exporter',
         )

@@ -26,7 +26,7 @@ from extender.cli.doctor.findings import MOST, Problem, Severity, check, named
 from extender.core.nodes.node_selection import Operator, Requirement, read_selection
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-REFUSALS: Final = (
+_REFUSALS: Final = (
     "node(s) had too few working GPUs",
     "node(s) had GPUs in use by processes outside Kubernetes",
     "node(s) had GPUs with less memory than the pod requests",
@@ -122,7 +122,7 @@ def _no_new_nodes(facts: Facts) -> Iterator[Problem]:
     picky: list[str] = []
     for pod in gpu_pods(facts):
         message = text_of(condition_of(pod, "PodScheduled").get("message"))
-        ours = [reason for reason in REFUSALS if reason in message]
+        ours = [reason for reason in _REFUSALS if reason in message]
         if ours and not node_of(pod):
             waiting.append(f"{key_of(pod)} waits: {'; '.join(ours)}")
             if _REQUIRES_IDLE in annotations_of(pod):

@@ -39,20 +39,20 @@ PLUGIN: Final = WorkloadPart(PLUGIN_WORDS[:2], others=(*_DISCOVERY.words, *MPS_W
 
 REPLICAS: Final = "nvidia.com/gpu.replicas"
 STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"
-COUNT: Final = "nvidia.com/gpu.count"
+_COUNT: Final = "nvidia.com/gpu.count"
 PRODUCT: Final = "nvidia.com/gpu.product"
 _PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 _MEMORY: Final = "idlegpu.io/gpu-memory"
 
 
-def restart_plugin(facts: Facts) -> str:
+def _restart_plugin(facts: Facts) -> str:
     """Return the command that restarts the device plugin."""
     return PLUGIN.restart(
         facts, "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
     )
 
 
-def restart_discovery(facts: Facts) -> str:
+def _restart_discovery(facts: Facts) -> str:
     """Return the command that restarts gpu-feature-discovery."""
     return _DISCOVERY.restart(facts, "gpu-feature-discovery's")
 
@@ -131,12 +131,12 @@ def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
                     f"configuration says {strategy} with {replicas}"
                 )
                 continue
-        cards, here = number(labels.get(COUNT)), _wholes(node)
+        cards, here = number(labels.get(_COUNT)), _wholes(node)
         if cards and here and not _has_mig(node):
             expected = cards * max(number(labelled[1]), 1)
             if here != expected:
                 evidence.append(
-                    f"{name}: {COUNT}={cards}, {REPLICAS}={labelled[1] or 'not set'}, so "
+                    f"{name}: {_COUNT}={cards}, {REPLICAS}={labelled[1] or 'not set'}, so "
                     f"{expected} expected; capacity is {here}"
                 )
     if evidence:
@@ -145,8 +145,8 @@ def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
             what="GPU sharing differs from the node's labels: the extender counts the wrong number "
             "of replicas",
             evidence=tuple(evidence),
-            remedy=f"{restart_plugin(facts)} and, after it, {restart_discovery(facts)}: both read "
-            "the configuration only at start",
+            remedy=f"{_restart_plugin(facts)} and, after it, {_restart_discovery(facts)}: both "
+            "read the configuration only at start",
         )
 
 
@@ -334,8 +334,8 @@ def _unlike_layout(facts: Facts) -> Iterator[Problem]:
             severity=Severity.ERROR,
             what="nodes offer other MIG instances than they have",
             evidence=tuple(unlike),
-            remedy=f"{restart_plugin(facts)} (it counts instances when it starts), then "
-            f"{restart_discovery(facts)} and {restart_exporter}",
+            remedy=f"{_restart_plugin(facts)} (it counts instances when it starts), then "
+            f"{_restart_discovery(facts)} and {restart_exporter}",
         )
 
 
@@ -377,10 +377,10 @@ def _seen(facts: Facts) -> Mapping[str, _Seen]:
 def _unlike_instances(node: Object, seen: _Seen) -> Iterator[str]:
     """Yield each profile whose offered instances differ from labels or telemetry."""
     labels, offered = labels_of(node), capacity(node)
-    if "-MIG-" in labels.get(PRODUCT, "") and COUNT in labels:
+    if "-MIG-" in labels.get(PRODUCT, "") and _COUNT in labels:
         yield from _unlike_single(labels, offered, seen)
         return
-    if COUNT not in labels:
+    if _COUNT not in labels:
         yield from _unlike_unlabelled(offered, seen)
     for label, count in labels.items():
         if not label.startswith(MIG) or not label.endswith(".count"):
@@ -403,16 +403,16 @@ def _unlike_single(
     labels: Mapping[str, str], offered: Mapping[str, int], seen: _Seen
 ) -> Iterator[str]:
     """Yield differences under MIG strategy `single`, where a GPU resource means an instance."""
-    count, replicas = number(labels.get(COUNT)), max(number(labels.get(REPLICAS)), 1)
+    count, replicas = number(labels.get(_COUNT)), max(number(labels.get(REPLICAS)), 1)
     here, shown = _called_gpus(offered), seen.instances.total()
     product = labels.get(PRODUCT)
     if here != count * replicas:
         yield (
-            f"{PRODUCT}={product}, {COUNT}={count} instances with {replicas} replicas, capacity "
+            f"{PRODUCT}={product}, {_COUNT}={count} instances with {replicas} replicas, capacity "
             f"{GPU}: {here or 'none'}"
         )
     elif shown and shown != count:
-        yield f"{PRODUCT}={product}, {COUNT}={count}, telemetry shows {shown} instances"
+        yield f"{PRODUCT}={product}, {_COUNT}={count}, telemetry shows {shown} instances"
 
 
 def _unlike_unlabelled(offered: Mapping[str, int], seen: _Seen) -> Iterator[str]:

@@ -36,7 +36,7 @@ _PLUGIN_WEIGHTS: Final = {
 }
 """Default weights of kube-scheduler's score plugins (1.29 to 1.37)."""
 
-MAX_SCORE: Final = 400
+_MAX_SCORE: Final = 400
 """Default of the setting wire.max_score."""
 _MATERIAL: Final = 0.4
 """Smallest gap between an idle and a busy node, as a share of the maximum score."""
@@ -45,7 +45,7 @@ _LEAD: Final = 0.005
 _WISH: Final = 100
 """Smallest number of points that soft topology spread or preferred affinity adds among equal
 nodes."""
-SHORTLIST: Final = 100
+_SHORTLIST: Final = 100
 """Default of the setting wire.shortlist."""
 _PLUGIN_POINTS: Final = 100
 """Maximum score of one kube-scheduler plugin, before its weight."""
@@ -265,11 +265,11 @@ def _drowned(facts: Facts) -> Iterator[Problem]:
 
     Remedy: `weight: 1`.
     """
-    scale = number_setting(facts, "wire.max_score", MAX_SCORE)
+    scale = number_setting(facts, "wire.max_score", _MAX_SCORE)
     for scheduler, entry in _ours(facts):
         weight = number(entry.get("weight"))
         for profile in objects_of(scheduler.config.get("profiles")) or [{}]:
-            theirs = sum(plugin_weights(profile).values())
+            theirs = sum(_plugin_weights(profile).values())
             # kube-scheduler multiplies an extender's score by 10.
             ours_most, theirs_most = weight * scale * 10, theirs * _PLUGIN_POINTS
             is_weak = ours_most * _MATERIAL < theirs_most
@@ -305,11 +305,11 @@ def _drowned(facts: Facts) -> Iterator[Problem]:
                 )
 
 
-def plugin_weights(profile: Object) -> dict[str, int]:
+def _plugin_weights(profile: Object) -> dict[str, int]:
     """Return the weights of a profile's score plugins.
 
     Example:
-        >>> sum(plugin_weights({}).values())
+        >>> sum(_plugin_weights({}).values())
         12
     """
     weights = dict(_PLUGIN_WEIGHTS)
@@ -397,7 +397,7 @@ def _shortened(facts: Facts) -> Iterator[Problem]:
     Remedy: `wire.shortlist: 0`, or its entry above idlegpu's (with `ignorable: false` if idlegpu's
     is not ignorable).
     """
-    shortlist = number_setting(facts, "wire.shortlist", SHORTLIST)
+    shortlist = number_setting(facts, "wire.shortlist", _SHORTLIST)
     if not shortlist:
         return
     for scheduler, entry in _ours(facts):

@@ -28,10 +28,10 @@ from extender.cli.doctor.facts import (
 from extender.cli.doctor.findings import Problem, Severity, check
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-EVERYDAY: Final = frozenset({"replaced", "closing", "busy"})
+_EVERYDAY: Final = frozenset({"replaced", "closing", "busy"})
 """Reasons of refusals that also occur in a healthy system."""
 
-DAY: Final = 86_400.0
+_DAY: Final = 86_400.0
 _WARN_DAYS: Final = 30.0
 """A weekly Job renews certificates 60 days before they expire; at 30 days it has failed four
 times."""
@@ -89,7 +89,7 @@ def _refusals(facts: Facts) -> dict[str, float]:
     }
     counts = {
         reason: total(facts.metrics, "idlegpu_agent_refusals_total", reason=reason)
-        for reason in sorted(reasons - EVERYDAY)
+        for reason in sorted(reasons - _EVERYDAY)
     }
     return {reason: count for reason, count in counts.items() if count}
 
@@ -105,7 +105,7 @@ def _ending(facts: Facts) -> Iterator[Problem]:
     """
     by_severity: defaultdict[Severity, list[str]] = defaultdict(list)
     for one in sorted(facts.certificates or (), key=lambda one: one.ends_at):
-        days = (one.ends_at - facts.at) / DAY
+        days = (one.ends_at - facts.at) / _DAY
         if days >= _WARN_DAYS:
             continue
         severity = Severity.ERROR if days < _ERROR_DAYS else Severity.WARNING
@@ -240,8 +240,8 @@ _EXTENDER_WORDS: Final = ("idlegpu-extender",)
 _TEMPLATE: Final = "pod-template-hash"
 """Label with a Deployment's revision; during a rollout pods of two revisions run."""
 
-DRAIN_SECONDS: Final = 5.0
-SHUTDOWN_SECONDS: Final = 95.0
+_DRAIN_SECONDS: Final = 5.0
+_SHUTDOWN_SECONDS: Final = 95.0
 """Defaults of the settings drain_seconds and shutdown_seconds."""
 
 
@@ -257,8 +257,8 @@ def _short_grace(facts: Facts) -> Iterator[Problem]:
     lines = []
     for pod in _extenders(facts):
         grace = mapping_of(pod.get("spec")).get("terminationGracePeriodSeconds")
-        drain = _seconds(facts, pod, "drain_seconds", DRAIN_SECONDS)
-        shutdown = _seconds(facts, pod, "shutdown_seconds", SHUTDOWN_SECONDS)
+        drain = _seconds(facts, pod, "drain_seconds", _DRAIN_SECONDS)
+        shutdown = _seconds(facts, pod, "shutdown_seconds", _SHUTDOWN_SECONDS)
         if isinstance(grace, int) and grace <= drain + shutdown:
             lines.append(
                 f"{key_of(pod)}: terminationGracePeriodSeconds {grace}, "

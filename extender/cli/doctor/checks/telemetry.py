@@ -34,11 +34,11 @@ from extender.cli.doctor.facts import (
 from extender.cli.doctor.findings import MOST, Problem, Severity, check, delete, named
 from extender.core.untyped import mapping_of, number_of, objects_of, text_of
 
-MAX_AGE_SECONDS: Final = 120.0
+_MAX_AGE_SECONDS: Final = 120.0
 """Default of freshness.max_age_seconds."""
-EXPORTER_SECONDS: Final = 30.0
+_EXPORTER_SECONDS: Final = 30.0
 """Default of prometheus.exporter_interval_seconds, and of dcgm-exporter itself."""
-QUERY_SECONDS: Final = 10.0
+_QUERY_SECONDS: Final = 10.0
 """Default of prometheus.interval_seconds."""
 
 _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
@@ -104,9 +104,9 @@ def _stale(facts: Facts) -> Iterator[Problem]:
 
     Remedy: the interval.
     """
-    limit = number_setting(facts, "freshness.max_age_seconds", MAX_AGE_SECONDS)
-    query = number_setting(facts, "prometheus.interval_seconds", QUERY_SECONDS)
-    assumed = number_setting(facts, "prometheus.exporter_interval_seconds", EXPORTER_SECONDS)
+    limit = number_setting(facts, "freshness.max_age_seconds", _MAX_AGE_SECONDS)
+    query = number_setting(facts, "prometheus.interval_seconds", _QUERY_SECONDS)
+    assumed = number_setting(facts, "prometheus.exporter_interval_seconds", _EXPORTER_SECONDS)
     for sample in facts.metrics or ():
         is_median = sample.labels.get("stat") == "median"
         if sample.name == "idlegpu_telemetry_age_seconds" and is_median and sample.value > limit:
@@ -151,7 +151,7 @@ def _interval(pod: Object) -> float:
         text = match[1] if match else variable
         if (milliseconds := number_of(text)) is not None:
             return milliseconds / 1000
-    return EXPORTER_SECONDS
+    return _EXPORTER_SECONDS
 
 
 _GKE_PARTS: Final = (

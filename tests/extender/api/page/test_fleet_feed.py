@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from extender.api.page import fleet_feed
-from extender.api.page.fleet_feed import HELD, LOOKS, FleetFeed, looked_at, rows_since
+from extender.api.page.fleet_feed import _HELD, _LOOKS, FleetFeed, _looked_at, _rows_since
 from extender.core.steps import finish
 from extender.insight.last_hour import _STEPS, LastHour, ShortMemory
 from testkit.builders import GPU
@@ -34,12 +34,12 @@ async def test_page_shows_each_gpu_as_the_api_does(aiohttp_client: MakeClient) -
 
     _, document = read(fresh_feed(world).since(0)[1])
 
-    looks = [LOOKS[state & 7] for state in column(document, "state")]
+    looks = [_LOOKS[state & 7] for state in column(document, "state")]
     assert looks == [gpu["state"] for gpu in gpus]
-    assert set(looks) == set(LOOKS)
+    assert set(looks) == set(_LOOKS)
     activity = [None if one == 255 else one / 200 for one in column(document, "activity")]
     assert activity == [gpu["utilization_latest_ratio"] for gpu in gpus]
-    assert [bool(state & HELD) for state in column(document, "state")] == [
+    assert [bool(state & _HELD) for state in column(document, "state")] == [
         gpu["replicas_used"] > 0 for gpu in gpus
     ]
 
@@ -57,7 +57,7 @@ def test_a_viewer_with_the_previous_version_receives_only_the_changes() -> None:
 
     assert (version, name) == (feed.version, "delta")
     assert column(document, "places", "u4") == [8, 9]
-    assert [LOOKS[state & 7] for state in column(document, "state")] == ["idle", "idle"]
+    assert [_LOOKS[state & 7] for state in column(document, "state")] == ["idle", "idle"]
 
 
 def test_slow_viewer_receives_every_device_once() -> None:
@@ -144,11 +144,11 @@ def test_only_nodes_whose_pods_changed_are_evaluated_again() -> None:
     feed = fresh_feed(world)
     version, reported = feed.since(0)
     looks = looks_of(read(reported)[1])
-    looked = looked_at(world.fleet.snapshot())
+    looked = _looked_at(world.fleet.snapshot())
 
     world.fleet.remove_pod("uid-notebook", world.now)
     world.add_pod("new", "node-c")
-    assert rows_since(world.fleet.snapshot(), looked) == {GPU: [1, 2]}
+    assert _rows_since(world.fleet.snapshot(), looked) == {GPU: [1, 2]}
     assert finish(feed.refresh_in_steps())
     name, document = read(feed.since(version)[1])
     for place, look in zip(column(document, "places", "u4"), looks_of(document), strict=True):
@@ -160,12 +160,12 @@ def test_only_nodes_whose_pods_changed_are_evaluated_again() -> None:
 
 def test_new_readings_may_change_the_state_of_every_device() -> None:
     world = small_world()
-    looked = looked_at(world.fleet.snapshot())
+    looked = _looked_at(world.fleet.snapshot())
 
     world.now += 10.0
     world.report(CARDS)
 
-    assert rows_since(world.fleet.snapshot(), looked) is None
+    assert _rows_since(world.fleet.snapshot(), looked) is None
 
 
 def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

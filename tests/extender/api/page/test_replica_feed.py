@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from extender.api.page.decision_feed import MOST_AT_ONCE, MOST_REPLICAS, FarFeed
+from extender.api.page.decision_feed import _MOST_AT_ONCE, _MOST_REPLICAS, FarFeed
 from extender.insight.replicas import Replicas
 from extender.server.redaction import (
     SEES_ALL,
@@ -87,14 +87,14 @@ async def test_newest_decisions_are_reported_and_the_rest_counted(
     feed: FarFeed, other: Client
 ) -> None:
     await feed.batch()
-    for number in range(MOST_AT_ONCE + 5):
+    for number in range(_MOST_AT_ONCE + 5):
         await decide(other, f"p-{number}")
 
     batch = await feed.batch()
 
     assert batch is not None
-    assert names(batch)[-1] == f"team/p-{MOST_AT_ONCE + 4}"
-    assert (len(names(batch)), batch["passed_over"]) == (MOST_AT_ONCE, 5)
+    assert names(batch)[-1] == f"team/p-{_MOST_AT_ONCE + 4}"
+    assert (len(names(batch)), batch["passed_over"]) == (_MOST_AT_ONCE, 5)
 
 
 async def test_bindings_of_old_and_new_decisions_are_reported_once(
@@ -158,7 +158,7 @@ async def test_replicas_that_are_long_gone_are_no_longer_queried(
     feed: FarFeed, far: OtherReplicas, other: Client
 ) -> None:
     news: list[str] = []
-    for number in range(MOST_REPLICAS + 5):  # a replica that restarts repeatedly
+    for number in range(_MOST_REPLICAS + 5):  # a replica that restarts repeatedly
         at = "2027-01-15T08:00:00+00:00"
         views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
         reported = {"version": 1, "replica": f"gone{number}", "decisions": views}
@@ -170,8 +170,8 @@ async def test_replicas_that_are_long_gone_are_no_longer_queried(
 
     assert names(await feed.batch()) == ["team/a"]
     assert "team/before" not in news  # a replica that still exists is not read from its start
-    assert f"team/p-{MOST_REPLICAS + 4}" in news
+    assert f"team/p-{_MOST_REPLICAS + 4}" in news
     known = parse_qs(urlsplit(far.requested[-1]).query)["after"][0].split(",")
-    assert len(known) == MOST_REPLICAS
-    assert {"far-1", f"gone{MOST_REPLICAS + 4}-1"} <= set(known)
+    assert len(known) == _MOST_REPLICAS
+    assert {"far-1", f"gone{_MOST_REPLICAS + 4}-1"} <= set(known)
     assert "gone0-1" not in known

@@ -3,7 +3,7 @@
 import pytest
 from aiohttp import web
 
-from extender.api.page.routes import MOST_IDS, PATH, PEERS_PATH, Lost
+from extender.api.page.routes import _MOST_IDS, _PEERS_PATH, PATH, _Lost
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from testkit.api_requests import decide, get
@@ -26,7 +26,7 @@ def replica(
     async def yield_control() -> None:
         pass
 
-    lost = Lost(
+    lost = _Lost(
         world.history,
         Replicas(name=name, others=far or NoReplicas(), answers_peers=answers_peers),
         yield_control,
@@ -87,14 +87,14 @@ async def test_a_decision_without_a_valid_number_is_left_out(client: Client, num
     assert (await get(client, PATH, ids=f"here-{number}"))["lost_by"] == {}
 
 
-@pytest.mark.parametrize("ids", ["", ",", ",".join(["here-1"] * (MOST_IDS + 1))])
+@pytest.mark.parametrize("ids", ["", ",", ",".join(["here-1"] * (_MOST_IDS + 1))])
 async def test_request_for_no_or_too_many_ids_is_refused(client: Client, ids: str) -> None:
     answer = await get(client, PATH, 400, ids=ids)
 
-    assert f"must be 1 to {MOST_IDS} decision ids" in answer["error"]
+    assert f"must be 1 to {_MOST_IDS} decision ids" in answer["error"]
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(replica("here", answers_peers=False))
 
-    assert "without TLS" in (await get(client, PEERS_PATH, 403, ids="here-1"))["error"]
+    assert "without TLS" in (await get(client, _PEERS_PATH, 403, ids="here-1"))["error"]

@@ -28,7 +28,7 @@ STREAM = "/v1/page/stream"
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcaster_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(broadcaster_module, "_LOOK_SECONDS", 0.02)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def test_nothing_is_computed_without_viewers(world: World) -> None:
     known = broadcaster.fleet.is_there
 
     broadcaster.leave(viewer)
-    await asyncio.sleep(broadcaster_module.LOOK_SECONDS)  # lets a pass that has begun end
+    await asyncio.sleep(broadcaster_module._LOOK_SECONDS)  # lets a pass that has begun end
     left = await looks_of(broadcaster, 60.0)
 
     assert seen > 1

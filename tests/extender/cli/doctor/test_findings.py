@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from extender.cli.commands.doctor import CHECKS
-from extender.cli.doctor.facts import LABELS, Facts
+from extender.cli.doctor.facts import _LABELS, Facts
 from extender.cli.doctor.findings import Check, Problem, Severity, examine
 from tests.extender.cli.doctor.faults import FAULTS, HEALTHY, MPS_NODE, beside
 from tests.extender.cli.doctor.things import NOW, pod
@@ -28,7 +28,7 @@ def test_every_need_is_a_fact_with_a_name() -> None:
     for check in CHECKS:
         for need in check.needs:
             for name in need.split("|"):
-                assert name in LABELS
+                assert name in _LABELS
                 assert getattr(Facts(at=NOW), name) is None
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from extender.kube.client import KubeClient, KubeError
 from extender.server.certificates.__main__ import main
-from extender.server.certificates.storing import WEBHOOKS_PATH, write_ca_bundle
+from extender.server.certificates.storing import _WEBHOOKS_PATH, write_ca_bundle
 from testkit.reviewers import kubeconfig
 
 WEBHOOKS: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
         return await found.patch(request)
 
     app = web.Application()
-    app.add_routes([web.get(f"{WEBHOOKS_PATH}/it", get), web.patch(f"{WEBHOOKS_PATH}/it", patch)])
+    app.add_routes([web.get(f"{_WEBHOOKS_PATH}/it", get), web.patch(f"{_WEBHOOKS_PATH}/it", patch)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(tls_module, "_POLL_SECONDS", 0.02)
 
 
 def followed(folder: Path) -> ServerContext:

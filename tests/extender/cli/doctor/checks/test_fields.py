@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from extender.cli.doctor.checks.fields import FIELDS, XIDS
+from extender.cli.doctor.checks.fields import _FIELDS, _XIDS
 from extender.cli.doctor.fact_collector import parse_exposition
 from extender.cli.doctor.facts import Facts, Sample
 from extender.core.devices.readings import Signal
@@ -36,7 +36,7 @@ def scraped(*names: str, **labels: str) -> Facts:
 
 @pytest.mark.parametrize("name", range(3))
 def test_every_field_that_decides_is_well(name: int) -> None:
-    every = [known[min(name, len(known) - 1)] for known in FIELDS.values()]
+    every = [known[min(name, len(known) - 1)] for known in _FIELDS.values()]
 
     assert found("IG101", scraped(*every)) == []
 
@@ -57,7 +57,7 @@ def test_a_profiling_field_that_is_off_is_a_warning(field: str) -> None:
 
 
 def test_node_without_a_metric_is_reported_although_another_has_it() -> None:
-    every = {field: known[0] for field, known in FIELDS.items()}
+    every = {field: known[0] for field, known in _FIELDS.items()}
     well = [sample(name, 0.0, UUID="GPU-1", Hostname="node-1") for name in every.values()]
     blind = [
         sample(name, 0.0, UUID="GPU-2", Hostname="node-2")
@@ -166,7 +166,7 @@ def test_the_fields_are_those_that_the_extender_reads() -> None:
         "memory interface activity": Signal.DRAM_ACTIVE,
         "SM activity": Signal.SM_ACTIVE,
     }
-    for field, names in FIELDS.items():
+    for field, names in _FIELDS.items():
         read = {metric.name for metric in DEFAULT_METRICS if metric.signal is signals[field]}
         assert set(names) == read
-    assert set(XIDS) == {m.name for m in DEFAULT_METRICS if m.signal is Signal.XID}
+    assert set(_XIDS) == {m.name for m in DEFAULT_METRICS if m.signal is Signal.XID}

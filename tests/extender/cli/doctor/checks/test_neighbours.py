@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.cli.doctor.checks.neighbours import REFUSALS
+from extender.cli.doctor.checks.neighbours import _REFUSALS
 from extender.cli.doctor.facts import Facts
 from extender.core.decision.filtering import Rejection
 from testkit.controlplane.shipped import MANIFESTS
@@ -114,7 +114,7 @@ def test_refusing_for_load_is_reported_beforehand() -> None:
 
 
 def test_check_knows_every_rejection() -> None:
-    assert set(REFUSALS) == {rejection.value for rejection in Rejection}
+    assert set(_REFUSALS) == {rejection.value for rejection in Rejection}
 
 
 DEPLOY = "nvidia.com/gpu.deploy."

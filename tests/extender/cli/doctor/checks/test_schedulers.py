@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extender.cli.doctor.checks.schedulers import our_entry, plugin_weights
+from extender.cli.doctor.checks.schedulers import _plugin_weights, our_entry
 from extender.cli.doctor.facts import Facts, Object
 from tests.extender.cli.doctor.described import bypassed
 from tests.extender.cli.doctor.things import (
@@ -188,8 +188,8 @@ def test_weights_of_a_profile_count() -> None:
     heavy = {"plugins": {"score": {"enabled": [{"name": "NodeResourcesFit", "weight": 100}]}}}
     alone = {"plugins": {"score": {"disabled": [{"name": "*"}]}}}
 
-    assert plugin_weights(heavy)["NodeResourcesFit"] == 100
-    assert plugin_weights(alone) == {}
+    assert _plugin_weights(heavy)["NodeResourcesFit"] == 100
+    assert _plugin_weights(alone) == {}
     facts = Facts(at=NOW, schedulers=(scheduler(entry(), profiles=[heavy]),))
     assert severities("IG004", facts) == ["error"]
     both = (scheduler(entry(), profiles=["default-scheduler", {**heavy, "schedulerName": "big"}]),)

@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from extender.cli.commands.doctor import CHECKS
-from extender.cli.doctor.checks.service import DAY, DRAIN_SECONDS, EVERYDAY, SHUTDOWN_SECONDS
+from extender.cli.doctor.checks.service import _DAY, _DRAIN_SECONDS, _EVERYDAY, _SHUTDOWN_SECONDS
 from extender.cli.doctor.facts import Certificate, Facts, Sample
 from extender.cli.doctor.findings import examine
 from extender.settings.config import Settings, all_settings
@@ -48,14 +48,14 @@ def test_a_solved_problem_is_no_error() -> None:
     assert severities("IG401", facts) == ["error"]
 
 
-@pytest.mark.parametrize("reason", sorted(EVERYDAY))
+@pytest.mark.parametrize("reason", sorted(_EVERYDAY))
 def test_normal_refusals_are_not_reported(reason: str) -> None:
     assert found("IG401", Facts(at=NOW, metrics=refused(reason))) == []
     assert found("IG401", Facts(at=NOW, metrics=refused("expired", 0.0))) == []
 
 
 def test_normal_refusals_are_those_of_the_extender() -> None:
-    assert {reason.value for reason in refusal._EXPECTED_REASONS} == EVERYDAY
+    assert {reason.value for reason in refusal._EXPECTED_REASONS} == _EVERYDAY
 
 
 def test_agents_on_unknown_nodes_are_reported() -> None:
@@ -63,7 +63,7 @@ def test_agents_on_unknown_nodes_are_reported() -> None:
 
 
 def ends_in(days: float) -> Facts:
-    one = Certificate(source="Secret idlegpu/x tls.crt", subject="CN=x", ends_at=NOW + days * DAY)
+    one = Certificate(source="Secret idlegpu/x tls.crt", subject="CN=x", ends_at=NOW + days * _DAY)
     return Facts(at=NOW, certificates=(one,))
 
 
@@ -149,7 +149,10 @@ def facts_of(*pods: dict[str, Any], **settings: object) -> Facts:
 def test_the_defaults_are_the_settings_own() -> None:
     settings = Settings()
 
-    assert (settings.drain_seconds, settings.shutdown_seconds) == (DRAIN_SECONDS, SHUTDOWN_SECONDS)
+    assert (settings.drain_seconds, settings.shutdown_seconds) == (
+        _DRAIN_SECONDS,
+        _SHUTDOWN_SECONDS,
+    )
     variables = {setting.variable for setting in all_settings().values()}
     names = ("DRAIN_SECONDS", "SHUTDOWN_SECONDS", "PEERS_SERVICE", "PEERS_ADDRESSES")
     assert variables >= {f"IDLEGPU_{name}" for name in names}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from extender.cli.doctor.checks.schedulers import MAX_SCORE, SHORTLIST
+from extender.cli.doctor.checks.schedulers import _MAX_SCORE, _SHORTLIST
 from extender.cli.doctor.checks.telemetry import (
-    EXPORTER_SECONDS,
-    MAX_AGE_SECONDS,
-    QUERY_SECONDS,
+    _EXPORTER_SECONDS,
+    _MAX_AGE_SECONDS,
+    _QUERY_SECONDS,
 )
 from extender.cli.doctor.facts import EXPORTER_WORDS, Facts
 from extender.core.policy import Freshness
@@ -119,11 +119,11 @@ def test_an_exporter_with_another_interval_than_the_settings_is_reported() -> No
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
-    assert Freshness().max_age_seconds == MAX_AGE_SECONDS
-    assert Prometheus().exporter_interval_seconds == EXPORTER_SECONDS
-    assert Prometheus().interval_seconds == QUERY_SECONDS
+    assert Freshness().max_age_seconds == _MAX_AGE_SECONDS
+    assert Prometheus().exporter_interval_seconds == _EXPORTER_SECONDS
+    assert Prometheus().interval_seconds == _QUERY_SECONDS
     assert ClusterSettings().exporter_words == EXPORTER_WORDS == ReflectorSettings().exporter_words
-    assert (Wire().max_score, Wire().shortlist) == (MAX_SCORE, SHORTLIST)
+    assert (Wire().max_score, Wire().shortlist) == (_MAX_SCORE, _SHORTLIST)
 
 
 EXPORTER = pod("dcgm-exporter-x", namespace="gpu-operator")
