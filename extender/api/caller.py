@@ -1,4 +1,4 @@
-"""Identities of callers with a token and the namespaces that each may read, both cached.
+"""Cache the user of each token, and the namespaces that each caller may read.
 
 Two fair queues protect the API server, so that no caller delays all others: one for unknown tokens,
 by client address, and one for known users, by user name.
@@ -169,7 +169,7 @@ class Caller:
         self._reviewed_at = now
 
     async def learn(self, namespaces: Iterable[str]) -> None:
-        """Review the rights for these and all known namespaces; hide those whose review fails."""
+        """Review rights for the given and all known namespaces; a failure hides the namespace."""
         async with self._lock:
             await self._learn(namespaces)
 
@@ -310,7 +310,7 @@ class Callers:
         key = token_key(token)
         caller = self._callers.get(key)
         if caller is None:
-            caller = await self._meet(key, token, address)
+            caller = await self._review_new(key, token, address)
             if len(self._callers) >= _MOST_CALLERS:
                 self._forget_one()
         self._callers[key] = caller
@@ -325,7 +325,7 @@ class Callers:
             next(key for key, caller in self._callers.items() if caller.name == heaviest)
         ]
 
-    async def _meet(self, key: bytes, token: str, address: str) -> Caller:
+    async def _review_new(self, key: bytes, token: str, address: str) -> Caller:
         """Review a token that is not in the cache.
 
         Raises:

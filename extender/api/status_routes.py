@@ -110,22 +110,22 @@ class FleetCollector(Collector):
         counted, self._counted = self._counted, None
         yield from finish(self._devices_in_steps()) if counted is None else counted
         yield from self._collect_sources()
-        pods = GaugeMetricFamily(
-            "idlegpu_assumed_pods", "Pods that count on a node before their binding is seen."
+        yield GaugeMetricFamily(
+            "idlegpu_assumed_pods",
+            "Pods that count on a node before their binding is seen.",
+            len(self._fleet.ledger),
         )
-        pods.add_metric([], len(self._fleet.ledger))
-        yield pods
-        nodes = GaugeMetricFamily("idlegpu_nodes", "Nodes that the API server knows.")
-        nodes.add_metric([], len(self._fleet.nodes))
-        yield nodes
-        gpu_pods = GaugeMetricFamily("idlegpu_gpu_pods", "Pods that request GPUs.")
-        gpu_pods.add_metric([], len(self._fleet.pods))
-        yield gpu_pods
-        dropped = CounterMetricFamily(
-            "idlegpu_events_dropped", "Events about pods that were not written."
+        yield GaugeMetricFamily(
+            "idlegpu_nodes", "Nodes that the API server knows.", len(self._fleet.nodes)
         )
-        dropped.add_metric([], self._dropped_events())
-        yield dropped
+        yield GaugeMetricFamily(
+            "idlegpu_gpu_pods", "Pods that request GPUs.", len(self._fleet.pods)
+        )
+        yield CounterMetricFamily(
+            "idlegpu_events_dropped",
+            "Events about pods that were not written.",
+            self._dropped_events(),
+        )
 
     def _devices_in_steps(self) -> Steps[list[Metric]]:
         snapshot = self._fleet.snapshot()
@@ -359,9 +359,7 @@ class _AgentCollector(Collector):
                 status.unknown_nodes,
             ),
         ):
-            gauge = GaugeMetricFamily(f"idlegpu_{name}", text)
-            gauge.add_metric([], value)
-            yield gauge
+            yield GaugeMetricFamily(f"idlegpu_{name}", text, value)
         for name, text, value in (
             ("agent_reports", "Accepted reports of agents.", status.reports),
             ("agent_token_reviews", "Tokens sent to the API server for review.", status.reviews),
@@ -371,9 +369,7 @@ class _AgentCollector(Collector):
                 status.contested,
             ),
         ):
-            counter = CounterMetricFamily(f"idlegpu_{name}", text)
-            counter.add_metric([], value)
-            yield counter
+            yield CounterMetricFamily(f"idlegpu_{name}", text, value)
         refused = CounterMetricFamily(
             "idlegpu_agent_refusals",
             "Refused or ended connections of agents.",

@@ -20,8 +20,7 @@ from extender.answers.fleet import Defrag, Gpus, NodeAnswer, Nodes
 from extender.answers.holding import Costs, HoldersAnswer, Size, Usage
 from extender.answers.pods import BypassedAnswer, Explanation, PendingAnswer, Pods
 from extender.answers.routes import Route
-from extender.cli.manifests import PATHS, GpuJob, only_scheduler
-from extender.cli.proposals import propose_for
+from extender.cli.manifests import PATHS, GpuJob, only_scheduler, propose_for
 from extender.cli.transports import (
     ClientError,
     Failure,

@@ -50,7 +50,7 @@ def gib(count: float | None) -> str:
     """Format a number of bytes in GiB.
 
     Example:
-        >>> gib(61 * _GIB), gib(GIB / 2), gib(0), gib(None)
+        >>> gib(61 * _GIB), gib(_GIB / 2), gib(0), gib(None)
         ('61', '0.5', '0', '?')
     """
     if count is None:

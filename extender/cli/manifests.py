@@ -1,16 +1,18 @@
-"""Read pods from manifest files, and build the Jobs and Pods that `run` and `smoke` create."""
+"""Read pods from manifest files, propose their GPUs, and build the objects of `run` and `smoke`."""
 
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from extender.answers.holding import Size
 from extender.cli.transports import ClientError, Failure, cause_of
 from extender.core.policy import Policy
 from extender.core.request.annotations import Annotation, read_annotations
+from extender.core.sizing import Measured, Proposal, propose, texts_in
 from extender.runtime.decoding import decode_with
 
 Object = dict[str, Any]
@@ -352,3 +354,64 @@ def only_scheduler(schedulers: Sequence[str]) -> str:
     """Return the only scheduler that calls the extender; "" for none, several or the default."""
     known = schedulers[0] if len(schedulers) == 1 else DEFAULT_SCHEDULER
     return "" if known == DEFAULT_SCHEDULER else known
+
+
+_Measure = Callable[[Object, str | None], Size]
+"""Returns the measured use of pods like a pod, or of an owner's pods (`Deployment chat`)."""
+
+
+def propose_for(
+    measure: _Measure,
+    *,
+    documents: Sequence[object] = (),
+    text: str = "",
+    command: str = "",
+    image: str = "",
+    owner: str = "",
+    namespace: str = "default",
+    on_unreachable: Callable[[ClientError], None] | None = None,
+) -> Proposal:
+    """Propose the GPUs of a task.
+
+    Args:
+        measure: queries the extender for measurements.
+        documents: objects of the task's manifest.
+        text: description of the task.
+        command: its command, if no manifest has it.
+        image: its image, to find similar pods.
+        owner: controller of similar pods as KIND/NAME.
+        namespace: namespace of similar pods, if no manifest states it.
+        on_unreachable: receives the error if the extender cannot be reached; the proposal then uses
+            the other inputs. None to raise it.
+
+    Raises:
+        ClientError: `owner` is malformed, or the extender does not answer.
+    """
+    found = [(pod, document) for document in documents for pod in pods_of(document)]
+    found = found or [(pod, document) for document in documents for pod in nested_pods(document)]
+    pod: Object = {"spec": {"containers": [{"image": image} if image else {}]}}
+    if found:
+        pod, document = found[0]
+        owner = owner or owner_of(document)
+    pod["metadata"] = {"namespace": namespace} | pod.get("metadata", {})
+    measured = None
+    if found or image or owner:
+        try:
+            measured = _measured(measure, pod, owner)
+        except ClientError as error:
+            if on_unreachable is None or error.failure is not Failure.UNREACHABLE:
+                raise
+            on_unreachable(error)
+    return propose(text, " ".join((command, *texts_in(documents))), measured)
+
+
+def _measured(measure: _Measure, pod: Object, owner: str) -> Measured | None:
+    kind, _, name = owner.partition("/")
+    if owner and not (kind and name):
+        raise ClientError(
+            f"owner {owner!r}: must be KIND/NAME, such as Deployment/chat", Failure.BAD_REQUEST
+        )
+    used = measure(pod, f"{kind} {name}" if owner else None).measured
+    if used is None:
+        return None
+    return Measured(by=used.by, pods=used.pods, memory_bytes=used.memory_bytes)

@@ -176,7 +176,7 @@ def _column(name: str, at: int, *, is_extra: bool) -> _Column:
 
 
 def _fit(columns: Sequence[_Column], width: int) -> None:
-    """Set widths whose sum is at most `width`: folded inside words only if nothing else helps."""
+    """Reduce column widths to a sum of at most `width`; fold inside words as the last resort."""
     for one in columns:
         one.width = one.natural
     for least in ([one.least for one in columns], [1] * len(columns)):
@@ -224,7 +224,7 @@ def _lines(
 
 
 def _fold(text: Text, width: int) -> list[Text]:
-    """Fold a text into lines between words, or else between the parts of a name, or else anywhere.
+    """Fold a text into lines: between words, else between the parts of a name, else anywhere.
 
     Example:
         >>> [part.plain for part in _fold(Text("gpu-h100-03 is busy"), 11)]

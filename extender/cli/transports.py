@@ -239,7 +239,7 @@ def _is_status(body: bytes) -> bool:
 
 
 def base_of(url: str) -> str:
-    """Return the base URL of an extender, given this URL or a link to a view of its page.
+    """Return the base URL of an extender from that URL, or from a link to a view of its page.
 
     Example:
         >>> base_of("http://localhost:8888/page/?view=pending"), base_of("http://localhost:8888/")

@@ -178,7 +178,10 @@ class Peers:
 
     @property
     def until(self) -> float:
-        """End of that time; a replica that appears later has no earlier records."""
+        """End of the time for which all replicas' records are known (monotonic seconds).
+
+        A replica that appears later has no earlier records.
+        """
         return min(
             self._looked_up_at, *(received.until for received in self._received.values()), math.inf
         )

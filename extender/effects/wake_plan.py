@@ -503,7 +503,7 @@ class PodWakes:
         return now >= self._not_before
 
     def note_woken(self, uid: str, node: str) -> None:
-        """Record that a pod was woken for a node, and counts there."""
+        """Record that a pod was woken for a node, and count the pod on that node."""
         pod = self._pods.setdefault(uid, _Pod(node))
         pod.node, pod.is_out = node, True
         self._failures = 0

@@ -275,7 +275,7 @@ class Placer:
         return self._without_dearer(request, accepted)
 
     def _without_dearer(self, request: GpuRequest, nodes: frozenset[str]) -> frozenset[str]:
-        """Return the nodes without those that strict prices refuse."""
+        """Remove the nodes that strict prices refuse."""
         pool = self.fleet.snapshot().pools.get(request.resource)
         is_strict = self.policy.prices.mode is PriceMode.STRICT
         if pool is None or not is_strict or request.names_models or request.targets:

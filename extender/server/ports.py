@@ -137,7 +137,7 @@ class ServerPorts:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Base URLs of all ports, those of the webhooks first."""
+        """Base URLs of all ports, the webhooks' port first."""
         return tuple(_url(port, address) for port in self.ports for address in port.addresses)
 
     def callers(self) -> tuple[object, ...]:

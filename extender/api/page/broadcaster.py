@@ -149,7 +149,7 @@ class Broadcaster:
             viewer.news.set()
 
     def news_for(self, viewer: _PageViewer) -> Iterator[bytes]:
-        """Yield the events that a viewer has not received; each is fetched when it is taken."""
+        """Yield the events that a viewer has not received; read each one only when it is needed."""
         viewer.news.clear()
         if viewer.beat != self._beat:
             viewer.beat = self._beat

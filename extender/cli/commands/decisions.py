@@ -65,7 +65,7 @@ def _render(answer: Decisions, pod: str | None, limit: int, *, is_wide: bool) ->
 
 
 def _joined(decisions: Sequence[DecisionAnswer]) -> list[tuple[DecisionAnswer, DecisionAnswer]]:
-    """Return last call and filter call (maybe the same) of each attempt, newest attempt first."""
+    """Pair the last call of each attempt with its filter call, newest attempt first."""
     attempts: list[tuple[DecisionAnswer, DecisionAnswer]] = []
     ranked: dict[tuple[str, str | None], int] = {}
     for one in decisions:

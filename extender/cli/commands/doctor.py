@@ -14,9 +14,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from extender.cli.doctor import checks
-from extender.cli.doctor.fact_collector import FactCollector, add_files
+from extender.cli.doctor.fact_collector import (
+    FactCollector,
+    add_files,
+    gather_cluster,
+    gather_extender,
+)
 from extender.cli.doctor.findings import Check, DoctorReport, Finding, NotRun, Severity, examine
-from extender.cli.doctor.live import gather_cluster, gather_extender
 from extender.cli.doctor.rights import ACCOUNT
 from extender.cli.formatting import clean
 from extender.cli.session import Session, connected, show_table

@@ -6,8 +6,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from extender.cli.manifests import load_documents
-from extender.cli.proposals import propose_for
+from extender.cli.manifests import load_documents, propose_for
 from extender.cli.session import FILE, NAMESPACES, Session, connected, show_table
 from extender.cli.tables import line, stack
 from extender.core.sizing import GIB, Certainty, Proposal
@@ -42,11 +41,6 @@ def command(
     """
     if not (file or image or owner or text):
         raise click.UsageError("state the task to size: -f FILE, --image, --owner or --text")
-    kind, _, name = owner.partition("/")
-    if owner and not (kind and name):
-        raise click.BadParameter(
-            f"{owner!r}: must be KIND/NAME, such as Deployment/chat", param_hint="--owner"
-        )
     found = propose_for(
         lambda pod, of: session.client.measured(pod, owner=of),
         documents=load_documents(file) if file else (),

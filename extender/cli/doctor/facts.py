@@ -216,7 +216,7 @@ def number(text: object) -> int:
 
 
 def is_gpu(resource: str) -> bool:
-    """Check whether a resource name stands for GPUs, GPU shares or MIG instances.
+    """Check whether a resource is a GPU, a share of a GPU or a MIG instance.
 
     Example:
         >>> is_gpu("nvidia.com/gpu.shared"), is_gpu("nvidia.com/mig-1g.5gb"), is_gpu("cpu")

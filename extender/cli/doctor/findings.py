@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A check; `check` makes it of a function.
+    """A check of the doctor; the decorator `check` builds it from a function.
 
     Attributes:
         code: stable code; no other check ever had it.
@@ -63,7 +63,7 @@ def check(
     needs: tuple[str, ...],
     unseen: Callable[[Facts], str] = lambda _: "",
 ) -> Callable[[Callable[[Facts], Iterable[Problem]]], Check]:
-    """Make a check of a function that yields problems; the arguments are those of `Check`.
+    """Build a check from a function that yields problems; the arguments are those of `Check`.
 
     docs/doctor.md is generated from the function's docstring: a summary that begins with "Find",
     details, and a last paragraph that begins with "Remedy:".
@@ -219,7 +219,7 @@ def logs(pods: Sequence[Object], otherwise: str) -> str:
 
 
 def delete(pods: Sequence[Object], otherwise: str) -> str:
-    """Return commands that delete pods, so that they are recreated; `otherwise` without pods."""
+    """Return the kubectl commands that delete pods, or `otherwise` if there are no pods."""
     by_namespace: dict[str, list[str]] = {}
     for pod in pods:
         by_namespace.setdefault(_namespace(pod), []).append(name_of(pod))

@@ -295,7 +295,7 @@ _EXPORTER: Final = WorkloadPart(EXPORTER_WORDS)
 
 @check("IG205", "nodes offer the MIG instances that they have", needs=("nodes",))
 def _unlike_layout(facts: Facts) -> Iterator[Problem]:
-    """Find nodes with a failed MIG layout, or with MIG instances other than those they offer.
+    """Find nodes with a failed MIG layout, or whose MIG instances differ from their resources.
 
     Labels and telemetry are compared with the offered resources, also under strategy `single`.
     Layouts that are being changed are skipped.

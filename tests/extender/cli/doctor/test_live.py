@@ -11,10 +11,9 @@ import yaml
 
 from extender.cli.client import Client
 from extender.cli.cluster import Cluster
-from extender.cli.doctor import live
-from extender.cli.doctor.fact_collector import FactCollector
+from extender.cli.doctor import fact_collector
+from extender.cli.doctor.fact_collector import FactCollector, gather_cluster, gather_extender
 from extender.cli.doctor.facts import Facts
-from extender.cli.doctor.live import gather_cluster, gather_extender
 from extender.cli.doctor.rights import _NEEDS, ACCOUNT
 from extender.cli.transports import ClientError, Failure
 from tests.extender.cli.doctor.described import service
@@ -82,7 +81,7 @@ def items(*objects: object) -> dict[str, object]:
 def test_a_list_without_an_end_is_given_up(
     monkeypatch: pytest.MonkeyPatch, *, is_same: bool
 ) -> None:
-    monkeypatch.setattr(live, "_MOST_PAGES", 7)
+    monkeypatch.setattr(fact_collector, "_MOST_PAGES", 7)
 
     def page(params: dict[str, str]) -> object:
         before = params.get("continue", "")
