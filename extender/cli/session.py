@@ -2,8 +2,8 @@
 
 import functools
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from extender.cli.cluster import Cluster
-from collections.abc import Iterable
-from dataclasses import fields
 
 _P = ParamSpec("_P")
 
@@ -321,3 +319,12 @@ NODES: Final = _from(_nodes)
 PODS: Final = _from(_pods)
 NAMESPACES: Final = _from(_namespaces)
 """Values of `shell_complete` for click's parameters."""
+
+namespace_option = click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    shell_complete=NAMESPACES,
+    help="Only pods of this namespace.",
+)
+"""Decorator that adds the option `--namespace` to a command that lists pods."""

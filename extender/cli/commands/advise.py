@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from extender.answers.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
 from extender.answers.routes import ADVICE
 from extender.cli import formatting
-from extender.cli.session import NAMESPACES, NODES, Session, connected
+from extender.cli.session import NODES, Session, connected, namespace_option
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
@@ -23,8 +23,7 @@ _SHOWN_HOLDERS = 3
 @connected
 @click.option("--node", metavar="NAME", shell_complete=NODES,
               help="Only GPUs and pods of this node.")  # fmt: skip
-@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
-              help="Only pods of this namespace.")  # fmt: skip
+@namespace_option
 @click.option("--over", default="1h", show_default=True, metavar="TIME",
               type=formatting.span_of(ADVICE, "over"),
               help="Period to evaluate (1d, 7d); beyond 1h Prometheus is queried.")  # fmt: skip

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from extender.answers.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.answers.routes import COSTS, USAGE
 from extender.cli import formatting
-from extender.cli.session import NAMESPACES, Session, connected
+from extender.cli.session import Session, connected, namespace_option
 from extender.cli.tables import Cell, line, sheet, stack
 
 _COLUMNS = [">PODS", ">IDLE GPUS", formatting.IDLE_MIG, ">GPU-HOURS", ">IDLE HOURS"]
@@ -30,8 +30,7 @@ _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     metavar="TIME",
     help="Only pods whose GPUs have been idle this long (30m, 1h, 1d12h); 0 for every holder.",
 )
-@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
-              help="Only pods of this namespace.")  # fmt: skip
+@namespace_option
 @click.option(
     "--some", is_flag=True, help="With --idle-for, include pods that use some of their GPUs."
 )

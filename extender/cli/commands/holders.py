@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from extender.answers.holding import HolderAnswer, HoldersAnswer
 from extender.answers.routes import HOLDERS
 from extender.cli import formatting
-from extender.cli.session import NAMESPACES, Session, connected
+from extender.cli.session import Session, connected, namespace_option
 from extender.cli.tables import Cell, line, sheet, stack
 
 _COLUMNS = [
@@ -34,8 +34,7 @@ _WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
     metavar="TIME",
     help="Only pods idle for at least this long (30m, 1h, 1d12h); 0 lists every holder.",
 )
-@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
-              help="Only pods of this namespace.")  # fmt: skip
+@namespace_option
 @click.option("--some", is_flag=True, help="Include pods that use some of their GPUs.")
 @formatting.number_option(HOLDERS, "limit", "Largest number of pods to show.")
 def command(

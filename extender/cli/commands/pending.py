@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from extender.answers.pods import PendingAnswer, ReasonCount, Waiting
 from extender.answers.routes import PENDING
 from extender.cli import formatting
-from extender.cli.session import NAMESPACES, Session, connected
+from extender.cli.session import Session, connected, namespace_option
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _COLUMNS = [
@@ -23,8 +23,7 @@ _MOST_REASONS = 2
 
 @click.command("pending")
 @connected
-@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
-              help="Only pods of this namespace.")  # fmt: skip
+@namespace_option
 @formatting.number_option(PENDING, "limit", "Largest number of pods to show.")
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """List GPU pods that are not bound, the longest wait first, with the reasons.

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from extender.answers.decisions import OutcomeAnswer, Regret, RegretMeans
 from extender.answers.routes import REGRET
 from extender.cli import formatting
-from extender.cli.session import NAMESPACES, Session, connected
+from extender.cli.session import Session, connected, namespace_option
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 _MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
@@ -26,8 +26,7 @@ _WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 
 @click.command("regret")
 @connected
-@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
-              help="Only pods of this namespace.")  # fmt: skip
+@namespace_option
 @formatting.number_option(REGRET, "limit", "Largest number of placements to show.", default=20)
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """Show the outcome of placements some time after the pods were bound, newest first.
