@@ -21,7 +21,7 @@ from extender.core.nodes.pod_groups import likeness_of
 from extender.insight.decisions import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
-from extender.insight.usage import SWEEP_SECONDS
+from extender.insight.usage import _SWEEP_SECONDS
 from extender.placement.bypassed_pods import _BoundPods, _BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
