@@ -110,11 +110,7 @@ async def test_advice_rests_on_the_history_in_prometheus(world: World) -> None:
     assert "(prometheus)" in shown.out
     assert f"{whole}::0" not in shown.out
 
-
-async def test_a_pod_is_idle_since_before_the_extender_was_there(world: World) -> None:
-    await full_and_calm(world)
-    command = by_url(world)
-
+    # A pod is idle since before the extender was there.
     async def is_idle() -> dict[str, Any] | None:
         found = (await command("holders", "--idle-for", "90m", "-o", "json")).json["holders"]
         return next((one for one in found if one["pod"].endswith("-small")), None)

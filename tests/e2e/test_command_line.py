@@ -104,7 +104,7 @@ async def placed(world: World) -> tuple[str, str, Object]:
 
 
 async def test_commands_show_the_state_of_the_cluster(world: World) -> None:
-    idle, busy, _ = await placed(world)
+    idle, busy, item = await placed(world)
     idlegpu = by_url(world)
 
     nodes = await idlegpu("nodes")
@@ -123,11 +123,8 @@ async def test_commands_show_the_state_of_the_cluster(world: World) -> None:
     assert "yes" in decided.out
     assert top.out.splitlines()[3].startswith(f"{busy}::")
 
-
-async def test_a_bound_pod_is_explained_and_reported_in_one_event(world: World) -> None:
-    idle, busy, item = await placed(world)
-
-    explained = await by_url(world)("explain", "default/mine")
+    # A bound pod is explained, and reported in one event.
+    explained = await idlegpu("explain", "default/mine")
     shown = await world.describe(item, "GPU placement: ")
 
     # and its GPU, once readings show it
@@ -294,6 +291,7 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
         foreseen = await idlegpu("explain", "-f", str(_manifest(world)))
     # The Service, or in an installed cluster its EndpointSlice: the proxy's error is the same.
     gone = await idlegpu("nodes", status=3)
+    refused = await by_proxy(world, SCHEDULER)("nodes", status=4)
 
     assert {node["name"] for node in nodes.json["nodes"]} == {idle, busy}
     assert {node["name"] for node in plugin.json["nodes"]} == {idle, busy}
@@ -306,6 +304,7 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
     assert "node 'gone' is not known" in missing.err
     assert f"would go to {idle}" in foreseen.out
     assert f"service {NAMESPACE}/{SERVICE}:status" in gone.err
+    assert "forbidden" in refused.err
 
 
 def _manifest(world: World) -> Any:
@@ -315,12 +314,3 @@ def _manifest(world: World) -> Any:
         item = opted_in(item)
     file.write_text(yaml.safe_dump(item))
     return file
-
-
-async def test_user_without_proxy_rights_gets_an_error(world: World) -> None:
-    await placed(world)
-    idlegpu = by_proxy(world, SCHEDULER)
-
-    done = await idlegpu("nodes", status=4)
-
-    assert "forbidden" in done.err

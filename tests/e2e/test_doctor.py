@@ -127,7 +127,7 @@ def _remembering() -> dict[str, Any]:
     return {"annotations": {"idlegpu.io/gpu-memory": "1Gi"}}
 
 
-async def test_nothing_is_found_in_a_healthy_cluster(world: World) -> None:
+async def test_nothing_is_found_in_a_healthy_cluster(world: World, tmp_path: Path) -> None:
     await healthy(world)
     idlegpu = by_url(world)
     async with installed(world, certificate_days=200):
@@ -140,6 +140,8 @@ async def test_nothing_is_found_in_a_healthy_cluster(world: World) -> None:
     assert table.out == (
         f"findings: 0 error, 0 warning, 0 info; checks passed: {len(CHECKS)}, could not run: 0\n"
     )
+    await check_without_rights_does_not_pass(world)
+    await same_files_are_looked_at_offline(world, tmp_path)
 
 
 def _is_running(item: Object) -> bool:
@@ -250,8 +252,7 @@ async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
     assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-called" in evidence
 
 
-async def test_check_without_rights_does_not_pass(world: World) -> None:
-    await healthy(world)
+async def check_without_rights_does_not_pass(world: World) -> None:
     plane = world.services.plane
     idlegpu = by_url(world)
 
@@ -276,8 +277,7 @@ async def test_check_without_rights_does_not_pass(world: World) -> None:
     assert "IG106" not in alone.json["passed"]
 
 
-async def test_the_same_files_are_looked_at_offline(world: World, tmp_path: Path) -> None:
-    await healthy(world)
+async def same_files_are_looked_at_offline(world: World, tmp_path: Path) -> None:
     plane, idlegpu = world.services.plane, by_url(world)
     for name in ("nodes", "pods"):
         text = await plane.kubectl("get", name, "-A", "-o", "json")

@@ -137,22 +137,9 @@ async def reporting(
         yield Reporting(extender=extender, reports=reports, tokens=tokens, address=address)
 
 
-async def test_agents_report_their_gpus_to_the_extender(reporting: Reporting) -> None:
-    async def all_report() -> bool:
-        gpus = (await reporting.extender.server.get("/v1/gpus"))["gpus"]
-        sources = {(gpu["node"], gpu["source"]) for gpu in gpus}
-        return sources == {(name, "agent") for name in NAMES}
-
-    async with run_agents(
-        two_nodes(), NAMES, reporting.address, reporting.tokens.file, reports=reporting.reports
-    ):
-        await wait_for(all_report, "each node's GPUs come from its agent")
-
-        assert await reporting.metrics("idlegpu_agent_refusals_total") == {}
-
-
-async def test_no_other_account_may_report(reporting: Reporting) -> None:
+async def test_agents_alone_report_their_gpus_to_the_extender(reporting: Reporting) -> None:
     stranger = await reporting.tokens.issue(NAMES[0], account="other")
+    own = reporting.tokens.file(NAMES[0]).read_text()
     reporting.tokens.file(NAMES[0]).write_text(stranger)
 
     async def is_refused() -> bool:
@@ -163,5 +150,17 @@ async def test_no_other_account_may_report(reporting: Reporting) -> None:
         two_nodes(), NAMES[:1], reporting.address, reporting.tokens.file, reports=reporting.reports
     ):
         await wait_for(is_refused, "another account is refused")
-
         assert await reporting.metrics("idlegpu_agents") == {}
+    reporting.tokens.file(NAMES[0]).write_text(own)
+
+    async def all_report() -> bool:
+        gpus = (await reporting.extender.server.get("/v1/gpus"))["gpus"]
+        sources = {(gpu["node"], gpu["source"]) for gpu in gpus}
+        return sources == {(name, "agent") for name in NAMES}
+
+    async with run_agents(
+        two_nodes(), NAMES, reporting.address, reporting.tokens.file, reports=reporting.reports
+    ):
+        await wait_for(all_report, "each node's GPUs come from its agent")
+
+        assert await is_refused(), "no other reason came"
