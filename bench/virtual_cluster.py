@@ -150,7 +150,7 @@ class VirtualCluster:
             name: name of the pod, unique over time.
             node: number of the node.
             count: GPUs or replicas.
-            owner: kind and name of the controller, "" for none.
+            owner: kind and name of the controller, "" for a Job of its own.
             likeness: keys of its requests.
         """
         record = PodRecord(
@@ -158,7 +158,7 @@ class VirtualCluster:
             namespace=NAMESPACE,
             name=name,
             resources={GPU: count},
-            owner=owner,
+            owner=owner or f"Job {name}",
             likeness=likeness,
         )
         self.fleet.apply_pod(record)

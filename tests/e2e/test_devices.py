@@ -111,7 +111,7 @@ async def test_a_node_where_pods_die_at_once_is_no_longer_first_choice(world: Wo
 
     dying = {ENDS_AFTER: "100ms", FAILS: "true"}
     await world.client.create_all(
-        pod(f"dying-{number}", annotations=dying, nodeName=cursed) for number in range(5)
+        pod(f"dying-{letter}", annotations=dying, nodeName=cursed) for letter in "abcde"
     )
 
     async def are_noticed() -> bool:
