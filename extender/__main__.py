@@ -17,8 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from extender.runtime import logs
 from extender.settings.config import Settings, all_settings, load
 from extender.settings.loading import ConfigError, Loaded
-from extender.settings.problems import show_value
-from extender.settings.spec import render_table
+from extender.settings.spec import render_table, show_value
 
 logger = logging.getLogger("extender")
 

@@ -72,15 +72,15 @@ def parse_quantity(value: object) -> Fraction:
     return _cap(-number if match["sign"] == "-" else number)
 
 
-def parse_count(value: object) -> int:
-    """Parse a quantity as a count, rounded up like Kubernetes' `Value()`.
+def parse_whole(value: object) -> int:
+    """Parse a quantity, such as bytes or a count, rounded up like Kubernetes' `Value()`.
 
     Raises:
         ValueError: `value` is not a quantity, or is negative.
 
     Example:
-        >>> parse_count("2"), parse_count("1500m")
-        (2, 2)
+        >>> parse_whole("2"), parse_whole("1500m"), parse_whole("20Gi")
+        (2, 2, 21474836480)
     """
     if (
         isinstance(value, str)
@@ -93,19 +93,6 @@ def parse_count(value: object) -> int:
     if quantity < 0:
         raise ValueError(f"{value!r} is negative: must be 0 or more")
     return -int(-quantity // 1)
-
-
-def parse_bytes(value: object) -> int:
-    """Parse a quantity as bytes, rounded up to whole bytes.
-
-    Raises:
-        ValueError: `value` is not a quantity, or is negative.
-
-    Example:
-        >>> parse_bytes("20Gi")
-        21474836480
-    """
-    return parse_count(value)
 
 
 def _scale(match: re.Match[str], text: str) -> Fraction:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
@@ -17,7 +17,16 @@ from extender.settings import decision, service
 from extender.settings.api import Admission, ApiSettings, Tls, is_loopback
 from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
 from extender.settings.loading import Loaded, load_model
-from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, Unit, ValueForm
+from extender.settings.section import (
+    MIB,
+    TIB,
+    AnyCase,
+    Quantity,
+    Section,
+    Unit,
+    ValueForm,
+    check_label,
+)
 from extender.settings.service import MAX_PORT, BypassSettings, PeersSettings
 from extender.settings.sources import Agents, Prometheus
 from extender.settings.spec import Setting, list_settings
@@ -25,6 +34,20 @@ from extender.settings.spec import Setting, list_settings
 MAX_CONNECTIONS: Final = 500
 """Maximum number of connections to the status port, and to the admission port: those of the API
 servers, of a Prometheus, and of the people who look at the page."""
+
+_MOST_LEVELS: Final = 8
+"""Maximum number of topology labels: each decision about a group sums the room of each level."""
+
+_Topology = Annotated[
+    tuple[Annotated[str, AfterValidator(check_label)], ...],
+    Field(max_length=_MOST_LEVELS),
+    ValueForm(f"a list of up to {_MOST_LEVELS} names of labels"),
+]
+
+_PoolLabels = Annotated[
+    tuple[Annotated[str, AfterValidator(check_label)], ...],
+    ValueForm("a list of names of labels, such as pool or example.com/pool"),
+]
 
 
 class Settings(Section):
@@ -125,14 +148,14 @@ class Settings(Section):
         description="part of a model's price that spot nodes cost, known by the labels of "
         "Karpenter, EKS, GKE and AKS and by node.kubernetes.io/lifecycle=spot",
     )
-    group_topology: decision.Topology = Field(
+    group_topology: _Topology = Field(
         default=decision.DEFAULT.group_topology,
         description="labels that show which nodes are near each other, from the nearest domain "
         "(NVLink) to the widest (zone): among equally suitable nodes those near a pod's group "
         "come first (docs/decision.md). Labels that no node has do not count. Empty: groups do "
         "not count at all",
     )
-    pool_labels: service.PoolLabels = Field(
+    pool_labels: _PoolLabels = Field(
         default=(),
         description="labels whose value names a node's pool, for groups on the page and for "
         "metrics by pool; they are checked before the labels of cloud providers, which are built "

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from extender.core import policy
 from extender.core.devices.readings import LARGEST_XID
@@ -18,14 +18,10 @@ from extender.settings.section import (
     Share,
     Unit,
     ValueForm,
-    check_label,
 )
 
 DEFAULT: Final = Policy()
 """The core defines the default values."""
-
-_MOST_LEVELS: Final = 8
-"""Maximum number of topology labels: each decision about a group sums the room of each level."""
 
 _Action = Annotated[HealthAction, AnyCase]
 _Xid = Annotated[int, Field(ge=0, le=LARGEST_XID)]
@@ -230,13 +226,6 @@ class WeightSettings(Section):
     def value(self) -> policy.Weights:
         """Convert to the core's weights."""
         return policy.Weights(**{name: getattr(self, name) for name in type(self).model_fields})
-
-
-Topology = Annotated[
-    tuple[Annotated[str, AfterValidator(check_label)], ...],
-    Field(max_length=_MOST_LEVELS),
-    ValueForm(f"a list of up to {_MOST_LEVELS} names of labels"),
-]
 
 
 class LoadFilterSettings(Section):

@@ -18,12 +18,13 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import BoundedLoader
-from extender.settings.problems import Origin, describe
 from extender.settings.removed import REMOVED, describe_removed, new_path
 from extender.settings.spec import (
     ENVIRONMENT_PREFIX,
+    Origin,
     Setting,
     SettingKind,
+    describe,
     is_secret,
     list_settings,
 )

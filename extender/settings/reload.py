@@ -20,7 +20,7 @@ from watchfiles import awatch
 from extender.runtime.metrics import Metrics
 from extender.settings.config import ConfigError, Settings, all_settings, load
 from extender.settings.loading import Loaded, describe_unreadable
-from extender.settings.problems import SettingChange, list_changes
+from extender.settings.spec import SettingChange, list_changes
 
 _logger = logging.getLogger(__name__)
 

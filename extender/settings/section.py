@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from extender.core.quantity import parse_bytes
+from extender.core.quantity import parse_whole
 
 MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
@@ -92,7 +92,7 @@ def _read_bytes(value: object) -> object:
     if not isinstance(value, str | int | float):
         raise PydanticCustomError(_NOT_A_NUMBER, "no quantity")
     try:
-        return parse_bytes(value)
+        return parse_whole(value)
     except ValueError as error:
         raise PydanticCustomError(_NOT_A_NUMBER, "no quantity") from error
 

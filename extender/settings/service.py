@@ -17,7 +17,6 @@ from extender.settings.section import (
     Quantity,
     Section,
     ValueForm,
-    check_label,
 )
 
 STDOUT: Final = "-"
@@ -123,12 +122,6 @@ def _check_entry(entry: str) -> str:
 
 
 Prices = dict[Annotated[str, AfterValidator(_check_entry)], Annotated[float, Field(ge=0)]]
-
-
-PoolLabels = Annotated[
-    tuple[Annotated[str, AfterValidator(check_label)], ...],
-    ValueForm("a list of names of labels, such as pool or example.com/pool"),
-]
 
 
 class Log(Section):

@@ -15,7 +15,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.nodes.pod_groups import MAX_SIZE, read_size
 from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
-from extender.core.quantity import parse_bytes
+from extender.core.quantity import parse_whole
 from extender.core.untyped import mapping_of
 
 _MAX_TARGETS: Final = 32
@@ -493,7 +493,7 @@ def _parse_room(text: str) -> int:
     Raises:
         ValueError: `text` is not such a quantity.
     """
-    room_bytes = parse_bytes(text)
+    room_bytes = parse_whole(text)
     if not MIB <= room_bytes <= 16 * TIB:
         raise ValueError(f"{text!r}: must be {_MEMORY_ALLOWED}")
     return room_bytes

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple
 
-from extender.core.quantity import parse_count
+from extender.core.quantity import parse_whole
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
@@ -302,7 +302,7 @@ def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
     for name, quantity in mapping_of(quantities).items():
         if names.matches(name):
             try:
-                counts[name] = min(parse_count(quantity), _MAX_COUNT)
+                counts[name] = min(parse_whole(quantity), _MAX_COUNT)
             except ValueError:
                 continue
     return counts

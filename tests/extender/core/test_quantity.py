@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.quantity import _MAX_VALUE, parse_bytes, parse_count, parse_quantity
+from extender.core.quantity import _MAX_VALUE, parse_quantity, parse_whole
 
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -96,13 +96,13 @@ def test_decimal_suffixes_equal_their_exponents(number: Decimal, suffix: str) ->
 
 @given(st.integers(0, _MAX_VALUE))
 def test_a_count_survives_writing_and_reading(count: int) -> None:
-    assert parse_count(str(count)) == count
-    assert parse_bytes(count) == count
+    assert parse_whole(str(count)) == count
+    assert parse_whole(count) == count
 
 
 @given(st.integers(0, 10**9))
 def test_a_count_in_thousandths_is_rounded_up(thousandths: int) -> None:
-    count = parse_count(f"{thousandths}m")
+    count = parse_whole(f"{thousandths}m")
 
     assert 0 <= count * 1000 - thousandths < 1000
 
@@ -110,7 +110,7 @@ def test_a_count_in_thousandths_is_rounded_up(thousandths: int) -> None:
 @pytest.mark.parametrize("text", ["-1", "-500m", -2])
 def test_a_negative_count_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"is negative: must be 0 or more"):
-        parse_count(text)
+        parse_whole(text)
 
 
 @given(st.text() | st.from_regex(r"[+-]?[0-9.]{0,70}[a-zA-Z]{0,3}[0-9+-]{0,20}") | st.floats())

@@ -5,6 +5,7 @@ import pytest
 
 from extender.core.policy import HealthAction, LoadFilter, Policy, SharedPolicy, Strategy
 from extender.settings.config import ConfigError, Settings, all_settings, load_settings
+from extender.settings.service import split_address
 from tests.extender.settings.settings_files import load
 
 ROOT = Path(__file__).parents[3]
@@ -195,3 +196,110 @@ def test_the_chart_assumes_the_same_default(name: str) -> None:
     text = (ROOT / "charts/idlegpu/templates/extender/deployment.yaml").read_text(encoding="utf-8")
 
     assert re.findall(rf'dig "{name}" (\d+) \$settings', text) == [all_settings()[name,].default]
+
+
+def test_agents_report_nowhere_unless_that_is_set() -> None:
+    assert Settings().agents.address == ("", 0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9401", "[::1]:9401", "localhost:9401"])
+def test_reports_of_this_machine_need_no_tls(address: str) -> None:
+    assert load_settings(None, {"IDLEGPU_AGENTS_LISTEN": address}).agents.listen == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9401", "[::]:9401", "10.0.0.1:9401"])
+def test_reports_of_other_machines_without_tls_must_be_allowed(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"allow_plain"):
+        load_settings(None, {"IDLEGPU_AGENTS_LISTEN": address})
+
+    allowed = {"IDLEGPU_AGENTS_LISTEN": address, "IDLEGPU_AGENTS_ALLOW_PLAIN": "true"}
+    assert load_settings(None, allowed).agents.address[1] == 9401
+
+
+def test_reports_of_other_machines_over_tls_need_no_leave() -> None:
+    environ = {
+        "IDLEGPU_AGENTS_LISTEN": "0.0.0.0:9401",
+        "IDLEGPU_AGENTS_CERT_FILE": "/tls/tls.crt",
+        "IDLEGPU_AGENTS_KEY_FILE": "/tls/tls.key",
+    }
+
+    assert load_settings(None, environ).agents.is_tls
+
+
+@pytest.mark.parametrize("name", ["CERT_FILE", "KEY_FILE"])
+def test_a_certificate_and_its_key_belong_together(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"agents\.cert_file and agents\.key_file"):
+        load_settings(None, {f"IDLEGPU_AGENTS_{name}": "/tls/file"})
+
+
+def test_service_accounts_are_named_as_the_api_server_names_them() -> None:
+    agents = load_settings(None, {"IDLEGPU_AGENTS_SERVICE_ACCOUNTS": "ml/agent, gpu/a"}).agents
+
+    assert agents.usernames == {"system:serviceaccount:ml:agent", "system:serviceaccount:gpu:a"}
+
+
+@pytest.mark.parametrize("account", ["agent", "/agent", "ml/", "a/b/c", "system:a/b"])
+def test_invalid_service_account_is_refused(account: str) -> None:
+    with pytest.raises(ConfigError, match="namespace/name"):
+        load_settings(None, {"IDLEGPU_AGENTS_SERVICE_ACCOUNTS": account})
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        pytest.param("idlegpu-peers:8888", ("idlegpu-peers", 8888), id="name"),
+        pytest.param("a.b.svc.cluster.local.:1", ("a.b.svc.cluster.local.", 1), id="full-name"),
+        pytest.param("10.0.0.1:65535", ("10.0.0.1", 65535), id="ipv4"),
+        pytest.param("[fd00::1]:80", ("fd00::1", 80), id="ipv6"),
+    ],
+)
+def test_address_is_host_and_port(address: str, expected: tuple[str, int]) -> None:
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "a",
+        "a:",
+        ":80",
+        "a:0",
+        "a:65536",
+        "a:x",
+        "http://a:80",
+        "a:80/x",
+        "u@a:80",
+        "fd00::1:80",
+    ],
+)
+def test_anything_else_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="must be host:port with a port from 1 to 65535"):
+        split_address(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param("peers: {service: idlegpu-peers}", "peers.service", id="service"),
+        pytest.param("peers: {addresses: ['a:1', 'b']}", "peers.addresses", id="addresses"),
+    ],
+)
+def test_bad_setting_is_named(tmp_path: Path, text: str, name: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, {})
+
+    (problem,) = caught.value.problems
+    assert name in problem
+
+
+def test_without_addresses_there_is_no_other_replica(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("known to all replicas")
+    known = {"IDLEGPU_PEERS_SECRET_FILE": str(secret)}
+
+    assert not load_settings(None, known).peers.is_used
+    assert load_settings(None, {**known, "IDLEGPU_PEERS_SERVICE": "a:1"}).peers.is_used

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.quantity import parse_bytes
+from extender.core.quantity import parse_whole
 from extender.settings.config import ConfigError, all_settings, load_settings
 from extender.settings.spec import Setting, SettingKind, render_table
 from tests.extender.settings.settings_files import write_settings
@@ -25,8 +25,8 @@ def as_file(setting: Setting, value: object) -> str:
 def limits(setting: Setting) -> tuple[float, float]:
     """Return the documented bounds of a setting."""
     low, high = re.findall(r"[0-9.]+(?:[KMGT]i)?", setting.bounds)
-    return float(parse_bytes(low) if "i" in low else low), float(
-        parse_bytes(high) if "i" in high else high
+    return float(parse_whole(low) if "i" in low else low), float(
+        parse_whole(high) if "i" in high else high
     )
 
 

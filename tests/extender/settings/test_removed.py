@@ -8,7 +8,7 @@ import pytest
 from agent import config as agent
 from extender.__main__ import main
 from extender.core.policy import HealthAction, HealthSign
-from extender.core.quantity import parse_bytes
+from extender.core.quantity import parse_whole
 from extender.settings.config import ConfigError, Settings, all_settings, load
 from extender.settings.removed import _MOVED, _NOW, REMOVED, new_path
 from tests.extender.settings.settings_files import write_settings
@@ -96,7 +96,7 @@ def test_every_removed_setting_is_a_constant_or_follows_another() -> None:
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_the_warning_gives_the_value_of_the_constant(name: str) -> None:
     now = _NOW[name]
-    assert constant(CONSTANTS[name]) == (parse_bytes(now) if now.endswith("Mi") else float(now))
+    assert constant(CONSTANTS[name]) == (parse_whole(now) if now.endswith("Mi") else float(now))
 
 
 @pytest.mark.parametrize("name", _NOW)
