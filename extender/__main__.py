@@ -21,11 +21,11 @@ from extender.settings.spec import render_table, show_value
 
 logger = logging.getLogger("extender")
 
-_EXIT_OK: Final = 0
+EXIT_OK: Final = 0
 """The server has stopped after a signal, or the settings are valid."""
-_EXIT_CANNOT_SERVE: Final = 1
+EXIT_CANNOT_SERVE: Final = 1
 """The server cannot run: an address, a certificate, the kubeconfig, or a fault."""
-_EXIT_BAD_SETTINGS: Final = 2
+EXIT_BAD_SETTINGS: Final = 2
 """Arguments or settings are invalid."""
 
 _ALWAYS_SHOWN: Final = frozenset(
@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _build_parser().parse_args(argv)
     if arguments.settings_table:
         sys.stdout.write(render_table(all_settings().values()))
-        return _EXIT_OK
+        return EXIT_OK
     path: Path | None = arguments.check_config or arguments.config
     try:
         loaded = load(path, os.environ)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
-        return _EXIT_BAD_SETTINGS
+        return EXIT_BAD_SETTINGS
     if arguments.check_config:
         warnings = "".join(f"warning: {warning}\n" for warning in loaded.warnings)
         if path is not None and not path.read_bytes().strip():
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"warning: {path}: is empty: write {{}}, an extender reloads no empty file\n"
             )
         sys.stdout.write(f"{path}: ok\n{warnings}{_describe_settings(loaded.settings)}")
-        return _EXIT_OK
+        return EXIT_OK
     return _serve(loaded, path)
 
 
@@ -116,19 +116,19 @@ def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
         uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
     except (KubeConfigError, TlsError) as error:
         sys.stderr.write(f"{error}\n")
-        return _EXIT_CANNOT_SERVE
+        return EXIT_CANNOT_SERVE
     except OSError as error:
         sys.stderr.write(
             f"cannot serve on {settings.listen}: {error.strerror or error}: "
             "set listen (IDLEGPU_LISTEN) to a free address of this machine\n"
         )
-        return _EXIT_CANNOT_SERVE
+        return EXIT_CANNOT_SERVE
     except ExceptionGroup:
         logger.critical("a background task failed", exc_info=True)
-        return _EXIT_CANNOT_SERVE
+        return EXIT_CANNOT_SERVE
     except KeyboardInterrupt:  # the server has not installed its signal handlers yet
-        return _EXIT_OK
-    return _EXIT_OK
+        return EXIT_OK
+    return EXIT_OK
 
 
 def _build_parser() -> argparse.ArgumentParser:
