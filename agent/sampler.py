@@ -235,7 +235,7 @@ class _TenantSource(Protocol):
 
     @property
     def holders_problem(self) -> Problem | None:
-        """Problem that leaves the holders of devices unknown, or None."""
+        """Error of the kubelet's API, None while the holders of devices are known."""
 
     @property
     def processes_problem(self) -> Problem | None:

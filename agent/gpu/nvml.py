@@ -117,7 +117,7 @@ class GpmMeter:
         return values
 
     def close(self) -> None:
-        """Free the samples."""
+        """Free both GPM samples."""
         for sample in (self._older, self._spare):
             if sample is not None:
                 self._nvml.call("nvmlGpmSampleFree", sample)

@@ -46,7 +46,7 @@ def _literal(text: str, style: str = "") -> Text:
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the table."""
+    """Print the report as a table."""
     (console or Console()).print(render(report))
 
 

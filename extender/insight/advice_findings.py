@@ -140,7 +140,7 @@ class Measured:
         self._left = _MOST_DEVICES
 
     async def of(self, rows: Sequence[int]) -> _Samples:
-        """Return the samples of some devices, few enough for one query."""
+        """Return the samples of some devices, at most as many as one query takes."""
         if self._plots is not None:
             samples = await self._query(self._plots, rows)
             if samples is not None:

@@ -113,7 +113,7 @@ def _refused_by(decision: Decision, code: Code | None = None) -> set[str]:
 
 
 def full_nodes(ranking: Ranking) -> Steps[list[RankedVerdict]]:
-    """Build the records of the nodes in full, best first and rejected ones last, in steps."""
+    """Build the full records of nodes in steps: the best node first, rejected nodes last."""
     decision = ranking.decision
     scores = decision.scores
     passing = np.sort(scores[decision.codes == Code.PASSES])[::-1]

@@ -37,13 +37,13 @@ class Holder:
 
     Attributes:
         record: the pod.
-        model: their model as its source names it, "" if unknown.
+        model: model of the devices as their source names it, "" if unknown.
         devices: devices known to be the pod's.
         missing: number of further devices that the pod holds but no source attributes to it.
         missing_instances: MIG instances among the missing devices.
-        cards: number of whole cards that these amount to; shares and MIG instances count in part.
+        cards: size of all devices in whole cards; shares and MIG instances count in part.
         idle: members of `devices` that have been idle long enough.
-        idle_seconds: time for which all of these have been idle.
+        idle_seconds: time for which all devices in `idle` have been idle.
         held_seconds: time since the binding.
         price: price of one card-hour, None if unknown.
     """
@@ -76,7 +76,7 @@ class Holder:
 
     @property
     def instances_idle(self) -> int:
-        """Number of the idle ones among these."""
+        """Number of the pod's idle MIG instances."""
         return sum(device.is_instance for device in self.idle)
 
     @property
@@ -86,7 +86,7 @@ class Holder:
 
     @property
     def gpus_idle(self) -> int:
-        """Number of the idle ones among these."""
+        """Number of the pod's idle GPUs, without MIG instances."""
         return len(self.idle) - self.instances_idle
 
     @property
@@ -120,19 +120,19 @@ class Holder:
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """Sums over pods.
+    """Devices, GPU-hours and costs, summed over pods.
 
     Attributes:
         pods: number of pods.
         gpus: GPUs that they hold, without MIG instances.
-        gpus_idle: idle ones among these.
+        gpus_idle: idle GPUs among them, without MIG instances.
         instances: MIG instances that they hold.
-        instances_idle: idle ones among these.
+        instances_idle: idle MIG instances among them.
         gpu_hours: card-hours.
-        gpu_hours_idle: idle card-hours among these.
+        gpu_hours_idle: card-hours of idle devices.
         unpriced_pods: pods without a known price; the costs exclude them.
         cost: cost of all card-hours with a price.
-        cost_idle: cost of the idle ones among these.
+        cost_idle: cost of the idle card-hours with a price.
     """
 
     pods: int = 0
@@ -147,7 +147,7 @@ class Sums:
     cost_idle: float = 0.0
 
     def add(self, holder: Holder) -> None:
-        """Add one pod."""
+        """Add a pod's devices, GPU-hours and costs."""
         self.pods += 1
         self.gpus += holder.gpus
         self.gpus_idle += holder.gpus_idle

@@ -365,7 +365,7 @@ def _help(reasons: Iterable[CountedReason], state: str, examples: Mapping[str, s
 
 
 def _counted(namespace: str, reasons: Iterable[CountedReason]) -> list[ReasonCount]:
-    """Return reasons for an answer, redacted: some contain names from the pod's namespace."""
+    """Encode reasons for an answer; a text with names from the pod's namespace is redacted."""
     every = tuple(reasons)
     shown, instead = (
         [ReasonCount(count=one.count, reason=one.reason) for one in some]

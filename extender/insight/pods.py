@@ -118,7 +118,7 @@ class PodList:
         return await stream_answer(request, answer, "pods", pieces)
 
     def _read(self, request: web.Request) -> _PodQuery:
-        """Parse the parameters.
+        """Parse the query parameters of a request.
 
         Raises:
             QueryError: a parameter is invalid.

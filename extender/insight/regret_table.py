@@ -124,7 +124,7 @@ class RegretMetrics(Collector):
         yield left_out
 
     def note(self, outcome: PlacementOutcome) -> None:
-        """Observe one placement."""
+        """Count one placement in the histograms."""
         followed = "yes" if outcome.is_followed else "no"
         self.activity.labels("got").observe(outcome.got)
         self.activity.labels("best").observe(outcome.best_since)

@@ -487,7 +487,7 @@ def find_plans(
 
 
 def _bad(row: PoolRow, telemetry: Telemetry) -> tuple[int, int]:
-    """Return the replicas on bad devices that a node offers: the free ones, and all."""
+    """Count a node's replicas on unhealthy devices: the free replicas, and all replicas."""
     free = every = 0
     for slot, used in zip(row.slots, row.used, strict=True):
         if is_bad(slot, row, telemetry):

@@ -121,7 +121,7 @@ class _Hour:
 
 @dataclass(slots=True)
 class _Held:
-    """Devices of one kind that the pods of a group hold, and the idle ones among these."""
+    """Devices of one kind that the pods of a group hold: all devices, and the idle devices."""
 
     all: int = 0
     idle: int = 0

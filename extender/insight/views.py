@@ -388,7 +388,7 @@ def group_view(group: GroupFit) -> Group:
 
 
 def veiled(view: Mapping[str, object]) -> Json:
-    """Make another replica's decision redactable, like one of this replica."""
+    """Wrap the pod's data in another replica's decision, so that it is redacted for each caller."""
     namespace = namespace_of(text_of(view.get("pod")))
     request = mapping_of(view.get("request"))
     return dict(view) | {

@@ -447,7 +447,7 @@ def _candidates(names: Sequence[str], node_index: NodeIndex) -> object:
 
 
 def _result(decision: Decision) -> _Json:
-    """Encode the verdicts: the best nodes in full, all of them as a digest."""
+    """Encode the verdicts of the best nodes in full, and a digest of all verdicts."""
     best = decision.order[:BEST].tolist()
     codes = np.bincount(decision.codes)
     return {

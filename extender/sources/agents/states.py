@@ -157,13 +157,12 @@ class AgentState:
             self._format if update.layout is None else _value_format_of(self.node, update.layout)
         )
         if value_format is None:
-            raise RefusedError(AgentRefusal.BAD_REPORT, "the first update has no layout")
+            raise _bad_report("the first update has no layout")
         count = len(value_format.infos)
         if len(update.values) != value_format.rows * count * _DOUBLE:
-            raise RefusedError(
-                AgentRefusal.BAD_REPORT,
+            raise _bad_report(
                 f"update of {len(update.values)} bytes of values: must be {value_format.rows} rows "
-                f"of {count} devices",
+                f"of {count} devices"
             )
         shares = _shares_of(value_format.infos, update)
         if update.foreign is not None:
@@ -183,10 +182,7 @@ class AgentState:
 
     def _apply_holders(self, infos: tuple[DeviceInfo, ...], holders: Holders) -> None:
         if len(holders.pods) != len(infos):
-            raise RefusedError(
-                AgentRefusal.BAD_REPORT,
-                f"holders of {len(holders.pods)} devices: must be of {len(infos)}",
-            )
+            raise _bad_report(f"holders of {len(holders.pods)} devices: must be of {len(infos)}")
         if any(pods is None for pods in holders.pods):
             self.pods, self.uids = None, {}
             return
@@ -216,6 +212,10 @@ class AgentState:
         return NodeHolders(at=self.at - _HOLDERS_LAG_SECONDS, pods=self.pods, uids=self.uids)
 
 
+def _bad_report(text: str) -> RefusedError:
+    return RefusedError(AgentRefusal.BAD_REPORT, text)
+
+
 def _shares_of(
     infos: tuple[DeviceInfo, ...], update: Update
 ) -> tuple[tuple[DeviceKey, str, int], ...]:
@@ -228,10 +228,9 @@ def _shares_of(
     if len(shares) > _MAX_SHARES or any(
         not 0 <= index < len(infos) or count < 0 for index, _, count in shares
     ):
-        raise RefusedError(
-            AgentRefusal.BAD_REPORT,
+        raise _bad_report(
             f"{len(shares)} shares of memory: must be at most {_MAX_SHARES}, on devices of the "
-            "layout, and not negative",
+            "layout, and not negative"
         )
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
 
@@ -250,10 +249,9 @@ def _foreign_of(
         or (one.memory_bytes or 0) < 0
         for one in processes
     ):
-        raise RefusedError(
-            AgentRefusal.BAD_REPORT,
+        raise _bad_report(
             f"{len(processes)} foreign processes: must be at most {MAX_PROCESSES}, on devices of "
-            "the layout, with a pid, and with memory that is not negative",
+            "the layout, with a pid, and with memory that is not negative"
         )
     found: dict[DeviceKey, tuple[ForeignProcess, ...]] = {}
     for one in processes:
@@ -297,10 +295,9 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
         RefusedError: the layout is invalid.
     """
     if len(layout.devices) > _MAX_DEVICES or len(layout.rows) > _MAX_ROWS:
-        raise RefusedError(
-            AgentRefusal.BAD_REPORT,
+        raise _bad_report(
             f"layout of {len(layout.devices)} devices and {len(layout.rows)} rows: must be at most "
-            f"{_MAX_DEVICES} and {_MAX_ROWS}",
+            f"{_MAX_DEVICES} and {_MAX_ROWS}"
         )
     policy = layout.topology_policy
     alignment = alignment_by(policy, layout.topology_scope) if policy else None
@@ -318,9 +315,7 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
         for part in layout.devices
     )
     if len({info.key for info in infos}) != len(infos) or not all(map(_is_named, infos)):
-        raise RefusedError(
-            AgentRefusal.BAD_REPORT, "layout has a device twice, or a device without a valid UUID"
-        )
+        raise _bad_report("layout has a device twice, or a device without a valid UUID")
     source_rows = [at for at, name in enumerate(layout.rows) if name in _ROW_INDEX]
     return _ValueFormat(
         infos,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -124,12 +124,14 @@ class _PodFeed:
         caches = (self.object_cache, self._exporters, self._withheld)
         return any(uid in cache.records for cache in caches)
 
+    @property
+    def _caches(self) -> tuple[ObjectCache[Any], ...]:
+        return self.object_cache, self._withheld, self._exporters, self.host_use
+
     def begin_list(self) -> None:
         """Start a complete list."""
-        self.object_cache.begin_list()
-        self._withheld.begin_list()
-        self._exporters.begin_list()
-        self.host_use.begin_list()
+        for cache in self._caches:
+            cache.begin_list()
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
         """Add one pod of the list."""
@@ -157,10 +159,8 @@ class _PodFeed:
 
     def abort_list(self) -> None:
         """Discard an incomplete list."""
-        self.object_cache.abort_list()
-        self._withheld.abort_list()
-        self._exporters.abort_list()
-        self.host_use.abort_list()
+        for cache in self._caches:
+            cache.abort_list()
 
     def put(self, raw: Mapping[str, object]) -> None:
         """Apply an added or changed pod."""

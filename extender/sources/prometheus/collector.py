@@ -136,7 +136,7 @@ class _SlowColumns:
         return column
 
     def _with_faults(self, metric: Metric, last: _SlowColumn) -> _SlowColumn | None:
-        """Return the last values with the current faults; None if a device with a fault is missing.
+        """Return the last values with the faults of this round; None if a faulty device is missing.
 
         Its fault may be gone, or the server may have lost the device: a full query shows which.
         """

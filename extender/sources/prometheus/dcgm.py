@@ -91,7 +91,7 @@ class Aggregation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One row of the table.
+    """A metric of DCGM, with its signal and unit.
 
     Attributes:
         name: name of the metric in Prometheus.

@@ -234,7 +234,7 @@ class DeviceTable:
     def read_devices(
         self, rows: Rows, identity: NodeIdentity, node_labels: Sequence[str]
     ) -> _DeviceChanges:
-        """Apply an answer with the devices, as read by `_parse_devices`."""
+        """Update the table of devices from an answer of Prometheus."""
         parsed = _parse_devices(rows, identity, node_labels, self._rows)
         removed, added = self.update(parsed.devices)
         # Several rows of one device have no fixed order: their values decide which one counts.

@@ -69,7 +69,7 @@ def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message.
+    """A message: a JSON header, and numbers.
 
     Attributes:
         header: JSON object.

@@ -241,7 +241,7 @@ class _ResponseTemplate:
     fingerprint: Callable[[bytes], bytes]
 
     def read(self, text: Text, marks: _Positions) -> Vector | None:
-        """Read an answer; return None if it does not match.
+        """Parse the values of an answer; return None if its text differs from the template.
 
         Args:
             text: the answer.

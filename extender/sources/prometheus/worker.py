@@ -141,8 +141,11 @@ def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
             else:
                 identity = _read_identity(request.header) or identity
                 answer = _answer_round(collector, identity, request.header)
-            for frame in answer:
-                protocol.write(answers, frame)
+            try:
+                for frame in answer:
+                    protocol.write(answers, frame)
+            except PrometheusError as error:  # raised before the first frame
+                protocol.write(answers, Frame(header={"error": str(error)}))
             del answer
             number = next(answered)
             if number == 1:
@@ -187,12 +190,7 @@ def _read_identity(header: Mapping[str, Any]) -> NodeIdentity | None:
 def _answer_round(
     collector: Collector, identity: NodeIdentity, header: Mapping[str, Any]
 ) -> Iterator[Frame]:
-    try:
-        found = collector.collect(identity, header["now"])
-    except PrometheusError as error:
-        yield Frame(header={"error": str(error)})
-        return
-    yield from round_frames(found)
+    yield from round_frames(collector.collect(identity, header["now"]))
 
 
 def round_frames(found: Round) -> Iterator[Frame]:
@@ -223,16 +221,10 @@ def round_frames(found: Round) -> Iterator[Frame]:
 
 
 def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[Frame]:
-    client = PrometheusClient(settings)
-    try:
+    with contextlib.closing(PrometheusClient(settings)) as client:
         past = _collect_past(
             client, settings, now=header["now"], window_seconds=header["window_seconds"]
         )
-    except PrometheusError as error:
-        yield Frame(header={"error": str(error)})
-        return
-    finally:
-        client.close()
     yield from _past_frames(past)
 
 
@@ -242,18 +234,11 @@ def _past_frames(past: _PastReadings) -> Iterator[Frame]:
     yield Frame(
         header={"more": True, "times": past.times.tolist(), "matrices": len(matrices)},
     )
-    start = 0
-    for devices in _parts(past.devices):
-        some = slice(start, start + len(devices))
-        start = some.stop
-        body = np.stack([matrix[some] for matrix in matrices]).astype(np.float32).tobytes()
-        yield Frame(header={"more": True, "devices": devices}, body=body)
-    yield Frame(header={})
+    yield from _device_frames(past.devices, matrices, np.float32)
 
 
 def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[Frame]:
-    client = PrometheusClient(settings)
-    try:
+    with contextlib.closing(PrometheusClient(settings)) as client:
         use = _collect_use(
             client,
             settings,
@@ -261,17 +246,19 @@ def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[F
             seconds=header["use_seconds"],
             active_from=header["active_from"],
         )
-    except PrometheusError as error:
-        yield Frame(header={"error": str(error)})
-        return
-    finally:
-        client.close()
+    yield from _device_frames(use.devices, [use.used_at, use.is_guess], np.float64)
+
+
+def _device_frames(
+    devices: Sequence[DeviceKey], columns: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike
+) -> Iterator[Frame]:
+    """Encode values of devices: some devices per frame, and an empty frame at the end."""
     start = 0
-    for devices in _parts(use.devices):
-        some = slice(start, start + len(devices))
+    for part in _parts(devices):
+        some = slice(start, start + len(part))
         start = some.stop
-        body = np.stack([use.used_at[some], use.is_guess[some].astype(np.float64)]).tobytes()
-        yield Frame(header={"more": True, "devices": devices}, body=body)
+        body = np.stack([column[some].astype(dtype) for column in columns]).tobytes()
+        yield Frame(header={"more": True, "devices": part}, body=body)
     yield Frame(header={})
 
 
