@@ -25,13 +25,11 @@ from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import run_in_steps
 from extender.server.json_api import (
     CONTENT_TYPE,
-    check_parameters,
     chunks,
     document_answer,
     json_answer,
     read_boolean,
     read_number,
-    refusing,
     serve,
     stream_answer,
     unknown_decision,
@@ -123,7 +121,9 @@ class DecisionRoutes:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query decisions."""
-        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+        return self._replicas.peer_routes(
+            PEERS_PATH, self._answer_peer, {"limit", "pod", "id", "after"}
+        )
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -187,11 +187,7 @@ class DecisionRoutes:
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica."""
-        refusal = self._replicas.refusal()
-        if refusal is not None:
-            return refusal
         query = request.query
-        check_parameters(query, frozenset({"limit", "pod", "id", "after"}))
         limit = read_number(query, routes.DECISIONS, "limit")
         wanted, after = query.get("id"), query.get("after")
         if wanted is not None:

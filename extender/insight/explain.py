@@ -48,11 +48,9 @@ from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_api import (
     CONTENT_TYPE,
     QueryError,
-    check_parameters,
     document_answer,
     error_answer,
     read_number,
-    refusing,
     serve,
     unknown_decision,
     write_in_pieces,
@@ -127,7 +125,9 @@ class Explain:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query explanations."""
-        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
+        return self._replicas.peer_routes(
+            _PEERS_PATH, self._answer_peer, {"pod", "id", "limit", "node", "attempt"}
+        )
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -261,11 +261,7 @@ class Explain:
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which redacts the answer for its caller."""
-        refusal = self._replicas.refusal()
-        if refusal is not None:
-            return refusal
         query = request.query
-        check_parameters(query, frozenset({"pod", "id", "limit", "node", "attempt"}))
         wish, pod = Wish.read(query), query.get("pod", "")
         attempt = _read_attempt(query)
         # Reset afterwards: the next request on this connection may have another caller.

@@ -30,11 +30,9 @@ from extender.insight.scheduler_message import CountedReason, hints, of_nodes, r
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.server.json_api import (
     CONTENT_TYPE,
-    check_parameters,
     chunks,
     moment,
     read_number,
-    refusing,
     serve,
     stream_answer,
 )
@@ -151,7 +149,7 @@ class LastDecisions:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query the latest decisions."""
-        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
+        return self._replicas.peer_routes(_PEERS_PATH, self._answer_peer, {"uid", "namespace"})
 
     def of(self, uid: str, others: LastReported) -> _Last | None:
         """Return the latest decision about a pod by any replica, None if there is none."""
@@ -186,11 +184,7 @@ class LastDecisions:
 
         Pods that no longer wait are left out: the asking replica sees their binding itself.
         """
-        refusal = self._replicas.refusal()
-        if refusal is not None:
-            return refusal
         query = request.query
-        check_parameters(query, frozenset({"uid", "namespace"}))
         records = self._waiting(query.get("uid", ""), query.get("namespace", ""))
         written: list[bytes] = []
         for some in chunks(islice(records, _MOST_SENT), _PIECE_DECISIONS):

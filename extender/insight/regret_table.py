@@ -18,12 +18,10 @@ from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWa
 from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
 from extender.server.json_api import (
     CONTENT_TYPE,
-    check_parameters,
     chunks,
     json_answer,
     moment,
     read_number,
-    refusing,
     serve,
 )
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
@@ -152,7 +150,7 @@ class RegretTable:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query outcomes."""
-        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
+        return self._replicas.peer_routes(_PEERS_PATH, self._answer_peer)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         namespace = request.query.get("namespace")
@@ -184,12 +182,8 @@ class RegretTable:
             )
         )
 
-    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_peer(self, _: web.Request) -> web.StreamResponse:
         """Answer another replica, which redacts the answer for its caller."""
-        refusal = self._replicas.refusal()
-        if refusal is not None:
-            return refusal
-        check_parameters(request.query, frozenset())
         watching = self._watch()
         written: list[bytes] = []
         for some in chunks(_outcomes_of(watching), _PIECE_OUTCOMES):

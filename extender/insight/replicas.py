@@ -1,16 +1,20 @@
 """This replica's identity, and the interface to the other replicas."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 from aiohttp import web
 
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_api import error_answer
+from extender.server.json_api import Handler, check_parameters, error_answer, refusing
 
 ALONE: Final = "here"
+
+_NOT_AUTHENTICATED: Final = (
+    "without TLS (tls.*) replicas cannot be authenticated: decisions are not shared"
+)
 
 
 class Others(Protocol):
@@ -66,13 +70,24 @@ class Replicas:
         """Check whether a decision's id belongs to this replica."""
         return wanted.startswith(f"{self.name}-")
 
-    def refusal(self) -> web.Response | None:
-        """Return the error for peer requests that cannot be authenticated, None to accept them."""
-        if self.answers_peers:
-            return None
-        return error_answer(
-            403, "without TLS (tls.*) replicas cannot be authenticated: decisions are not shared"
-        )
+    def peer_routes(
+        self, path: str, handler: Handler, parameters: Collection[str] = ()
+    ) -> list[web.RouteDef]:
+        """Return the route of a handler that answers other replicas.
+
+        Args:
+            path: path of the route.
+            handler: answers another replica, which redacts the answer for its own caller.
+            parameters: names of the query parameters.
+        """
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if not self.answers_peers:
+                return error_answer(403, _NOT_AUTHENTICATED)
+            check_parameters(request.query, parameters)
+            return await handler(request)
+
+        return [web.get(path, refusing(answer))]
 
 
 ONE: Final = Replicas()

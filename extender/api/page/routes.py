@@ -141,7 +141,7 @@ class _Lost:
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query explanations of runners-up."""
-        return [web.get(_PEERS_PATH, refusing(self._answer_peer))]
+        return self._replicas.peer_routes(_PEERS_PATH, self._answer_peer, {"ids"})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         ids = _read_ids(request)
@@ -159,9 +159,6 @@ class _Lost:
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which redacts the answer for its caller."""
-        refusal = self._replicas.refusal()
-        if refusal is not None:
-            return refusal
         lost = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
         return web.Response(body=orjson.dumps(lost), content_type=CONTENT_TYPE)
 
