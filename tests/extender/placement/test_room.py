@@ -481,8 +481,10 @@ def test_leaving_pods_release_only_their_own_memory_on_the_nominated_node() -> N
     assert not nominated(world, 12)
 
 
-def test_ended_pod_counts_as_room_for_the_nominated_pod() -> None:
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_ended_pod_counts_as_room_for_the_nominated_pod(is_mapped: bool) -> None:
     world = sliced()
+    world.is_mapped = is_mapped
     tenant(world, "stays", 20)
     victim = tenant(world, "victim", 40)
     use(world, 60, LATER)
