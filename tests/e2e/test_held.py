@@ -142,22 +142,3 @@ async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
 
         binder.is_whole.set()
         assert await world.bound(pods) == [left, left]
-
-
-async def test_held_whole_gpu_goes_to_no_other_pod_after_the_assumption_expired(
-    world: World,
-) -> None:
-    only = world.add("only", 1)
-    await world.start({"assumed": {"tentative_seconds": 1}})
-    pods = group(only, 1)
-    other = pod("other")
-    async with holding(world) as binder:
-        await world.client.create_all(pods)
-        await binder.holds(pods)
-        await wait_nothing_assumed(world, only)
-        await world.client.create(other)
-
-        assert "1 Insufficient nvidia.com/gpu" in await world.client.wait_unschedulable(other)
-
-        binder.is_whole.set()
-        assert await world.bound(pods) == [only]

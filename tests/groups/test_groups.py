@@ -159,17 +159,6 @@ async def test_whole_group_waits_if_one_pod_is_refused(
     assert sorted(await world.bound(pods)) == [free, taken]
 
 
-async def test_a_group_that_is_deleted_counts_nowhere(world: World) -> None:
-    name = world.add("small", 2)
-    await world.start()
-    pods = await group(world, "deleted", 3)
-    await world.client.create_all(pods)
-    await given_back(world, pods)
-
-    await end(world, pods)
-    await wait_nothing_assumed(world, name)
-
-
 async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
     world: World,
 ) -> None:

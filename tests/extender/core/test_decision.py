@@ -13,7 +13,6 @@ from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from extender.core.policy import LoadFilter, Policy
 from testkit.builders import (
-    GIB,
     GPU,
     NOW,
     Node,
@@ -124,16 +123,6 @@ def test_tentative_pods_count_on_their_node_at_once() -> None:
     decision = decide_on(nodes, overlay={"a": (Tenant(uid="other", count=1),)})
 
     assert ranking(decision) == ["b", "a"]
-
-
-def test_memory_requested_by_tentative_pods_is_taken() -> None:
-    twenty = int(20 * GIB)
-    nodes = {"a": shared(gpu(memory_free_bytes=30 * GIB))}
-    other = Tenant(uid="other", count=1, memory_bytes=twenty)
-
-    decision = decide_on(nodes, request(memory_bytes=twenty), overlay={"a": (other,)})
-
-    assert rejected(decision) == {"a": Code.NO_MEMORY}
 
 
 def test_tentative_pods_on_a_deleted_node_change_no_verdict() -> None:

@@ -204,32 +204,6 @@ def test_the_load_of_broken_cards_counts_for_nothing() -> None:
     assert score_of(cold) == score_of(warm)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_freed_device_of_a_preferred_model_ranks_before_idle_others(
-    strategy: Strategy,
-) -> None:
-    nodes = {"v": of_model(3, gpu()), "a": of_model(2, freed())}
-    requested = request(preferred_models=("A100", "V100"), strategy=strategy)
-
-    assert ranking(decide_on(nodes, requested, models=MODELS)) == ["a", "v"]
-
-
-def test_require_idle_waits_for_a_reading_of_a_just_freed_device() -> None:
-    requested = request(requires_idle=True)
-
-    assert ranking(decide_on({"freed": node(freed())}, requested)) == []
-    assert ranking(decide_on({"read": node(gpu())}, requested)) == ["read"]
-
-
-def test_require_idle_takes_every_device_that_the_kubelet_may_hand_out() -> None:
-    mixed = node(gpu(), *[busy()] * 7)
-    sure = node(gpu(), *[busy(used=1)] * 7)
-
-    decision = decide_on({"mixed": mixed, "sure": sure}, request(requires_idle=True))
-
-    assert ranking(decision) == ["sure"]
-
-
 # --- fit ------------------------------------------------------------------------------------------
 
 
@@ -290,22 +264,6 @@ def test_spread_counts_idle_devices_before_load() -> None:
     nodes = {"few": node(*[gpu()] * 2), "many": node(*[gpu(utilization=0.29)] * 3)}
 
     assert best_first(nodes, request(strategy=SPREAD)) == ["many", "few"]
-
-
-def test_among_as_many_idle_devices_the_lower_load_wins() -> None:
-    nodes = {"a": node(gpu(utilization=0.2)), "b": node(gpu(utilization=0.1))}
-
-    assert best_first(nodes) == ["b", "a"]
-
-
-def test_the_landing_devices_count_not_the_nodes_best_nor_its_mean() -> None:
-    """One idle GPU of eight free ones is a small chance; the mean is no evidence either."""
-    nodes = {
-        "lucky": node(gpu(), *[busy()] * 7),
-        "sure": node(gpu(utilization=0.2), *[busy(used=1)] * 7),
-    }
-
-    assert best_first(nodes) == ["sure", "lucky"]
 
 
 def test_pack_prefers_the_fullest_node_that_still_has_enough() -> None:

@@ -12,7 +12,7 @@ from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
 from testkit.builders import GIB, GPU, pod_ref, rejected, request
 from testkit.cards import card
-from testkit.world import BUSY, World, one_node, time_sliced
+from testkit.world import World, one_node, time_sliced
 
 TWENTY = int(20 * GIB)
 
@@ -83,17 +83,6 @@ def test_pods_with_declared_memory_never_share_missing_room() -> None:
     chosen = [world.place(f"pod-{number}", request(memory_bytes=TWENTY)) for number in range(9)]
 
     assert Counter(chosen) == {"node-0": 4, "node-1": 4, None: 1}
-
-
-def test_twenty_gibibytes_never_go_where_ten_are_free() -> None:
-    world = time_sliced(2)
-    world.card("node-0").values.update({Signal.MEMORY_USED: 70 * GIB, Signal.MEMORY_FREE: 10 * GIB})
-    world.card("node-1").values.update(BUSY)
-    world.read()
-
-    decision = world.rank(request(memory_bytes=TWENTY))
-
-    assert (decision.best, rejected(decision)) == ("node-1", {"node-0": Code.NO_MEMORY})
 
 
 # --- assumed pods ---------------------------------------------------------------------------------
@@ -262,13 +251,6 @@ def _with_fresh_placer(world: World) -> World:
     return other
 
 
-def test_more_kinds_of_requests_than_are_cached_are_answered() -> None:
-    world = time_sliced(1)
-
-    for size in range(1, 80):
-        assert world.rank(request(memory_bytes=size)).best == "node-0"
-
-
 # --- nodes ----------------------------------------------------------------------------------------
 
 
@@ -285,37 +267,6 @@ def test_node_with_early_failures_ranks_lower_until_it_recovers() -> None:
     world.read()
 
     assert world.rank().best == "node-0"
-
-
-def test_a_busy_node_comes_last_and_is_refused_to_a_pod_that_requires_idle() -> None:
-    world = time_sliced(2)
-    world.card("node-0").values.update(BUSY)
-    world.read()
-
-    assert world.rank().best == "node-1"
-    assert rejected(world.rank(request(requires_idle=True))) == {"node-0": Code.NOT_IDLE}
-
-
-def test_stale_telemetry_is_never_idle_to_a_pod_that_requires_it() -> None:
-    world = time_sliced(1)
-
-    world.clock.now += 121
-
-    assert rejected(world.rank(request(requires_idle=True))) == {"node-0": Code.NOT_IDLE}
-    assert rejected(world.rank()) == {}
-
-
-def test_a_whole_gpu_that_no_pod_holds_with_foreign_use_is_refused() -> None:
-    world = World()
-    world.add_node("node-0")
-    world.add_node("node-1")
-    world.card("node-0").values[Signal.MEMORY_USED] = 9 * GIB
-    world.read()
-    world.rank()
-
-    world.read_after(30, times=2)
-
-    assert rejected(world.rank()) == {"node-0": Code.FOREIGN_USE}
 
 
 # --- history --------------------------------------------------------------------------------------

@@ -57,12 +57,6 @@ async def test_filter_answers_with_an_empty_list_if_no_node_passes(client: Clien
     assert whole["Nodes"] == {"items": []}
 
 
-async def test_filter_passes_an_unknown_node(client: Client) -> None:
-    answer = await call(client, "filter", names_request("new", "dead", ""))
-
-    assert answer["NodeNames"] == ["new", ""]
-
-
 @pytest.mark.parametrize(
     "requester",
     [
@@ -187,16 +181,6 @@ async def test_the_highest_score_is_a_setting(
     assert 0 <= scores["busy"] < max_score
 
 
-async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) -> None:
-    first = names_request("idle-a", "idle-b", requester=pod("first", strategy="spread"))
-    second = names_request("idle-a", "idle-b", requester=pod("second", strategy="spread"))
-
-    before = scores_of(await call(client, "prioritize", first))
-    after = scores_of(await call(client, "prioritize", second))
-
-    assert (before["idle-a"], after["idle-b"]) == (400, 400)
-
-
 # --- preempt --------------------------------------------------------------------------------------
 
 
@@ -227,15 +211,6 @@ async def test_preempt_answers_whole_pods_with_uids(client: Client) -> None:
     }
 
 
-@pytest.mark.parametrize("uids", [("never-seen",), ("uid-holder-0", "never-seen")])
-async def test_an_unknown_victim_does_not_drop_a_candidate(
-    client: Client, uids: tuple[str, ...]
-) -> None:
-    answer = await call(client, "preempt", {"Pod": pod(), **meta("busy", uids=uids)})
-
-    assert list(answer["NodeNameToMetaVictims"]) == ["busy"]
-
-
 @pytest.mark.parametrize(
     "requester",
     [pod(), pod(gpus=None), pod(enabled="false"), None],
@@ -263,12 +238,6 @@ async def test_preempt_keeps_all_candidates_for_a_pod_without_gpus(
     answer = await call(client, "preempt", {"Pod": requester, **meta("dead", "busy")})
 
     assert list(answer["NodeNameToMetaVictims"]) == ["dead", "busy"]
-
-
-async def test_no_pod_is_evicted_for_a_pod_that_waits_for_load_alone(client: Client) -> None:
-    request = {"Pod": pod(require_idle="true"), **meta("busy", "never-seen")}
-
-    assert await call(client, "preempt", request) == {"NodeNameToMetaVictims": {}}
 
 
 async def test_requests_are_counted_and_timed_by_verb_and_outcome(
