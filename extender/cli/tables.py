@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from extender.cli.formatting import NOTHING, clean
+from extender.cli.formatting import NOTHING, clean, listed
 
 _RIGHT: Final = ">"
 """Prefix of a column name: the values are numbers, aligned right and never folded."""
@@ -286,6 +286,16 @@ def word(text: str) -> Text:
 def line(text: str, style: str = "") -> Text:
     """Return a line of text, printed literally."""
     return Text(clean(text), style=style)
+
+
+def left_out(count: int, what: str = "") -> Text | None:
+    """Return a note on the rows that `--limit` left out, None if there are none."""
+    return line(f"and {count} more{what} (--limit)", "dim") if count > 0 else None
+
+
+def unanswered(replicas: Sequence[str]) -> Text | None:
+    """Return a note on the replicas that did not answer, None if there are none."""
+    return line(f"replicas that do not answer: {listed(replicas)}", "yellow") if replicas else None
 
 
 def stack(parts: Iterable[RenderableType | None]) -> Group:

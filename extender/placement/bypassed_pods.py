@@ -319,7 +319,7 @@ class BypassedPods:
             self._leave_unjudged(self._bound.popleft())
 
     def relist(self, records: Iterable[PodRecord]) -> None:
-        """Follow a complete list of GPU pods; those that we did not see waiting are left out."""
+        """Apply a complete list of GPU pods: update waiting pods, and forget pods that are gone."""
         listed = {record.uid: record for record in records}
         for uid in tuple(self._waiting):
             if uid in listed:

@@ -7,7 +7,7 @@ from extender.answers.advice import Advice, CardAdvice, HostAmounts, PodAdvice, 
 from extender.answers.routes import ADVICE
 from extender.cli import formatting
 from extender.cli.session import NODES, Session, connected, namespace_option
-from extender.cli.tables import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, left_out, line, sheet, stack, word
 
 _CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip
@@ -52,14 +52,14 @@ def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
     if answer.cards:
         cards = (_card(one, is_wide=is_wide) for one in answer.cards)
         parts.append(sheet(_CARDS, cards, _WIDE_CARDS if is_wide else ()))
-        parts.append(_left(answer.cards_total - len(answer.cards)))
+        parts.append(left_out(answer.cards_total - len(answer.cards)))
     else:
         parts.append(line("no GPU should be shared differently"))
     parts.append(line(""))
     if answer.pods:
         pods = (_pod(one, is_wide=is_wide) for one in answer.pods)
         parts.append(sheet(_PODS, pods, _WIDE_PODS if is_wide else ()))
-        parts.append(_left(answer.pods_total - len(answer.pods)))
+        parts.append(left_out(answer.pods_total - len(answer.pods)))
     else:
         parts.append(line("no pod is known to request far more, or less, than it uses"))
     if answer.pods_unjudged:
@@ -85,7 +85,7 @@ def _stranded(answer: Advice) -> list[RenderableType | None]:
         line(""),
         line(f"{count} free {kind}{'s are' if count > 1 else ' is'} stranded:", "bold"),
         sheet(_STRANDED, (_stranded_row(one) for one in found)),
-        _left(answer.stranded_total - len(found)),
+        left_out(answer.stranded_total - len(found)),
         *(line(f"{one.node}: {one.remedy}", "dim") for one in found),
     ]
 
@@ -113,10 +113,6 @@ def _amounts(amounts: HostAmounts, names: list[str]) -> str:
         "ephemeral-storage": f"{formatting.gib(amounts.storage_bytes)} GiB of storage",
     }
     return ", ".join(words[name] for name in names if name in words)
-
-
-def _left(count: int) -> RenderableType | None:
-    return line(f"and {count} more (--limit)", "dim") if count > 0 else None
 
 
 def _basis(answer: Advice) -> str:

@@ -9,7 +9,7 @@ from extender.answers.decisions import Best, ModelCount, VerdictAnswer
 from extender.answers.routes import BEST
 from extender.cli import formatting
 from extender.cli.session import Session, connected
-from extender.cli.tables import Cell, line, sheet, stack
+from extender.cli.tables import Cell, left_out, line, sheet, stack
 
 _STRANDED = ">STRANDED"
 _WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
@@ -68,9 +68,7 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
         parts.append(line("no node suits", "bold"))
         if not answer.rejected:
             parts.append(line("no node offers this resource: idlegpu nodes lists all", "yellow"))
-    left = answer.feasible - len(shown)
-    if left > 0:
-        parts.append(line(f"and {left} more that suit (--limit)", "dim"))
+    parts.append(left_out(answer.feasible - len(shown), " that suit"))
     for model, count in answer.models.items():
         if not count.gpus:
             parts.append(

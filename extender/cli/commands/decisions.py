@@ -10,7 +10,7 @@ from extender.answers.decisions import DecisionAnswer, Decisions
 from extender.answers.routes import DECISIONS
 from extender.cli import formatting
 from extender.cli.session import PODS, Session, connected
-from extender.cli.tables import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, unanswered, word
 
 _COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
 _WIDE_COLUMNS = ["RUNNER-UP", "REQUESTS", ">MS", "REPLICA", "ID"]
@@ -52,14 +52,13 @@ def _render(answer: Decisions, pod: str | None, limit: int, *, is_wide: bool) ->
     rows = (_row(one, filtered, is_wide=is_wide) for one, filtered in pairs)
     # For one pod, an empty list is an error: the caller prints it.
     none = None if pod else line("no decisions yet")
-    away = formatting.listed(answer.unreachable)
     return stack(
         [
             sheet(_COLUMNS, rows, _WIDE_COLUMNS if is_wide else ()) if answer.decisions else none,
             line(f"shadow: {formatting.SHADOW}")
             if any(one.is_shadow for one in answer.decisions)
             else None,
-            line(f"replicas that do not answer: {away}", "yellow") if answer.unreachable else None,
+            unanswered(answer.unreachable),
         ]
     )
 

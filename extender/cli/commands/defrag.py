@@ -11,7 +11,7 @@ from extender.answers.fleet import Defrag, MovePlan
 from extender.answers.routes import DEFRAG
 from extender.cli import formatting
 from extender.cli.session import Session, connected
-from extender.cli.tables import Cell, line, sheet, stack
+from extender.cli.tables import Cell, left_out, line, sheet, stack
 
 _MAX_GPUS: Final = DEFRAG.number("gpus").high
 _COLUMNS = ["NODE", ">FREE", ">MOVES", "POD", ">GPUS", "OWNER", "TO"]
@@ -66,9 +66,7 @@ def _render(answer: Defrag) -> RenderableType:
         parts.append(sheet(_COLUMNS, rows))
     elif not answer.ready:
         parts.append(line(f"no node can be freed for {what}", "bold"))
-    left = answer.total - len(answer.plans)
-    if left > 0:
-        parts.append(line(f"and {left} more nodes (--limit)", "dim"))
+    parts.append(left_out(answer.total - len(answer.plans), " nodes"))
     return stack(parts)
 
 

@@ -18,7 +18,7 @@ from extender.cli.commands.gpus import process
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
 from extender.cli.session import FILE, NODES, PODS, Session, connected
-from extender.cli.tables import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, left_out, line, sheet, stack, word
 from extender.cli.transports import ClientError, Failure
 
 # Render an explanation: the outcome, then a table of all nodes, then one node in detail.
@@ -206,7 +206,7 @@ def _nodes(answer: Explanation, limit: int, refused: Iterable[tuple[str, str]]) 
 def _left(answer: Explanation, limit: int) -> Text | None:
     shown = min(len(answer.nodes) + len(answer.others), limit)
     left = len(answer.nodes) + len(answer.others) + answer.others_left - shown
-    return line(f"and {left} more (--limit)", "dim") if left > 0 else None
+    return left_out(left)
 
 
 def _reasons(heading: str, counted: list[ReasonNodes]) -> Iterable[RenderableType]:

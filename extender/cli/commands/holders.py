@@ -7,7 +7,7 @@ from extender.answers.holding import HolderAnswer, HoldersAnswer
 from extender.answers.routes import HOLDERS
 from extender.cli import formatting
 from extender.cli.session import Session, connected, namespace_option
-from extender.cli.tables import Cell, line, sheet, stack
+from extender.cli.tables import Cell, left_out, line, sheet, stack
 
 _COLUMNS = [
     "POD",
@@ -66,9 +66,7 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
         parts.append(sheet(columns + costs, rows, _WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
-    left = answer.total - len(answer.holders)
-    if left > 0:
-        parts.append(line(f"and {left} more (--limit)", "dim"))
+    parts.append(left_out(answer.total - len(answer.holders)))
     if answer.sums is not None and answer.sums.pods > 1:
         parts.append(line(f"in all {formatting.summed(answer.sums)}", "dim"))
     if answer.unknown:

@@ -7,7 +7,7 @@ from extender.answers.pods import PendingAnswer, ReasonCount, Waiting
 from extender.answers.routes import PENDING
 from extender.cli import formatting
 from extender.cli.session import Session, connected, namespace_option
-from extender.cli.tables import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, left_out, line, sheet, stack, unanswered, word
 
 _COLUMNS = [
     "POD",
@@ -37,15 +37,13 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 
 def _render(answer: PendingAnswer, *, is_wide: bool) -> RenderableType:
     columns = _WIDE_COLUMNS if is_wide else ()
-    left = answer.total - len(answer.pods)
-    away = formatting.listed(answer.unreachable)
     return stack(
         [
             sheet(_COLUMNS, (_row(pod, is_wide=is_wide) for pod in answer.pods), columns)
             if answer.pods
             else line("no GPU pod waits"),
-            line(f"and {left} more (--limit)", "dim") if left > 0 else None,
-            line(f"replicas that do not answer: {away}", "yellow") if answer.unreachable else None,
+            left_out(answer.total - len(answer.pods)),
+            unanswered(answer.unreachable),
         ]
     )
 

@@ -7,7 +7,7 @@ from extender.answers.decisions import OutcomeAnswer, Regret, RegretMeans
 from extender.answers.routes import REGRET
 from extender.cli import formatting
 from extender.cli.session import Session, connected, namespace_option
-from extender.cli.tables import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, unanswered, word
 
 _MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
 _COLUMNS = [
@@ -42,12 +42,11 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 
 def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
     after = formatting.span(answer.after_seconds)
-    notes = [line(f"watched until {after} after they are bound: {answer.watched} pods", "dim")]
-    if answer.left_out:
-        notes.append(line(f"left out: {answer.left_out} pods", "dim"))
-    if answer.unreachable:
-        away = formatting.listed(answer.unreachable)
-        notes.append(line(f"replicas that do not answer: {away}", "yellow"))
+    notes = [
+        line(f"watched until {after} after they are bound: {answer.watched} pods", "dim"),
+        line(f"left out: {answer.left_out} pods", "dim") if answer.left_out else None,
+        unanswered(answer.unreachable),
+    ]
     if not answer.placements:
         return stack([line("no placement was compared yet"), *notes])
     means = [
