@@ -20,13 +20,13 @@ from extender.runtime.logs import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-IDLE_SECONDS: Final = 120.0
+_IDLE_SECONDS: Final = 120.0
 """Idle time after which a connection is closed; Prometheus scrapes every 15 to 60 s."""
 
-REQUEST_SECONDS: Final = 10.0
+_REQUEST_SECONDS: Final = 10.0
 """Time limit for receiving a request, and for sending its response."""
 
-MAX_CONNECTIONS: Final = 64
+_MAX_CONNECTIONS: Final = 64
 """Limit of open connections; above it, the connection that has been silent longest is closed."""
 _READ_BYTES: Final = 16 << 10
 _MAX_HEAD_BYTES: Final = 16 << 10
@@ -71,7 +71,7 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
     throttle = LogThrottle()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(connections) >= MAX_CONNECTIONS:
+        if len(connections) >= _MAX_CONNECTIONS:
             # Close the connection that has been silent longest: idle connections must not keep
             # the kubelet or Prometheus out.
             silent = min(connections, key=lambda task: connections[task].last_received_at)
@@ -133,7 +133,7 @@ class _Connection:
             while await self._answer_next():
                 self._protocol.start_next_cycle()
             self._writer.close()
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(_REQUEST_SECONDS):
                 await self._writer.wait_closed()
 
     async def _answer_next(self) -> bool:
@@ -155,7 +155,7 @@ class _Connection:
         """Receive a complete request; None if the client has disconnected."""
         request = None
         clock = asyncio.get_running_loop().time
-        deadline, is_idle = clock() + IDLE_SECONDS, True
+        deadline, is_idle = clock() + _IDLE_SECONDS, True
         while True:
             event = self._protocol.next_event()
             if event is h11.NEED_DATA:
@@ -163,7 +163,7 @@ class _Connection:
                     self._protocol.receive_data(await self._reader.read(_READ_BYTES))
                 self.last_received_at = clock()
                 if is_idle:  # the limit is for the whole request, however it arrives
-                    deadline, is_idle = self.last_received_at + REQUEST_SECONDS, False
+                    deadline, is_idle = self.last_received_at + _REQUEST_SECONDS, False
             elif isinstance(event, h11.Request):
                 request = event
             elif isinstance(event, h11.EndOfMessage):
@@ -205,7 +205,7 @@ class _Connection:
             parts.append(self._protocol.send(h11.Data(data=answer.body)))
         parts.append(self._protocol.send(h11.EndOfMessage()))
         self._writer.writelines(part for part in parts if part)
-        async with asyncio.timeout(REQUEST_SECONDS):
+        async with asyncio.timeout(_REQUEST_SECONDS):
             await self._writer.drain()
 
 

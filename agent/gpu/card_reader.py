@@ -94,7 +94,7 @@ _MIN_SECONDS: Final = 60.0
 _MICROSECONDS: Final = 1_000_000
 
 
-class CounterRates:
+class _CounterRates:
     """Growth rates of one card's error counters over the last minutes."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class CounterRates:
         }
 
 
-class RemappedRows:
+class _RemappedRows:
     """Number of rows of one card that were remapped within the last day."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class RemappedRows:
         return {Signal.ROWS_REMAPPED_LATELY: added} if is_known else {}
 
 
-class ProcessRates:
+class _ProcessRates:
     """Latest utilization of the processes of one card; idle processes have no entry."""
 
     def __init__(self) -> None:
@@ -245,16 +245,16 @@ class CardReader:
         self._slow: dict[Call, Values] = {}
         self._signals_by_failed_call: dict[str, Values] = {}
         self._graphics: dict[int | None, tuple[ProcessUse, ...]] = {}
-        self._rates = ProcessRates()
+        self._rates = _ProcessRates()
         self._samples_since = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_MEAN_OF_RATES)
         self._last_error: NvmlError | None = None
         self._answers = 0
         self.max_links = 0.0
         self.expected_links = 0.0
-        self._counter_rates = CounterRates()
+        self._counter_rates = _CounterRates()
         self._derived: Values = {}
-        self._remapped_rows = RemappedRows()
+        self._remapped_rows = _RemappedRows()
 
     @property
     def has_stale_handles(self) -> bool:

@@ -62,7 +62,7 @@ _METRICS: Final[Mapping[int, tuple[str, float]]] = MappingProxyType(
 """Signal or extra of each GPM metric id, with the factor to its base unit."""
 
 
-class GpmMeter:
+class _GpmMeter:
     """The last two GPM samples of a card or a GPU instance.
 
     GPM, the GPU's own activity counters, exists on Hopper and later.
@@ -135,7 +135,7 @@ class Nvml:
     def __init__(self, module: Any = pynvml, sys_pci: Path = _SYS_PCI) -> None:
         self._nvml = Library(module)
         self._sys_pci = sys_pci
-        self._meters: dict[tuple[str, int | None], GpmMeter] = {}
+        self._meters: dict[tuple[str, int | None], _GpmMeter] = {}
         self._layouts: dict[str, list[tuple[str, int]] | None] = {}
         self._fixed: dict[tuple[str, str], Any] = {}
         self._starts = 0
@@ -307,7 +307,7 @@ class Nvml:
         key = (card.uuid, gpu_instance_id)
         meter = self._meters.get(key)
         if meter is None:
-            meter = self._meters[key] = GpmMeter(self._nvml, card.handle, gpu_instance_id)
+            meter = self._meters[key] = _GpmMeter(self._nvml, card.handle, gpu_instance_id)
         return meter.read()
 
     def samples(self, card: Card, since_microseconds: int) -> tuple[Sample, ...]:

@@ -30,8 +30,8 @@ from agent.gpu.worker import CallTracker
 from agent.report.contract import Problem
 
 _HUNG: Final = "Hung"
-GONE: Final = "Gone"
-NO_GPU: Final = "NoGpu"
+_GONE: Final = "Gone"
+_NO_GPU: Final = "NoGpu"
 
 _RESTART: Final = "this container must restart, and does so once /healthz has failed long enough"
 
@@ -71,7 +71,7 @@ _CAUSES: Final[Mapping[Code, str]] = MappingProxyType(
     }
 )
 
-NEEDS_RESTART: Final = frozenset(
+_NEEDS_RESTART: Final = frozenset(
     {Code.LibRmVersionMismatch, Code.Unknown, Code.OperatingSystem, Code.NoPermission}
 )
 """Errors that only a new container fixes, if the GPU was readable before."""
@@ -275,7 +275,7 @@ class Session:
         self._mark_missing(self._last.keys() - found, unopened)
         if not count:
             self._problem = Problem(
-                code=NO_GPU,
+                code=_NO_GPU,
                 text="the driver lists no GPU: does this node have one, and may the "
                 "container use it (NVIDIA_VISIBLE_DEVICES=all)?",
             )
@@ -423,7 +423,7 @@ class Session:
                 self._has_worked, self._backoff = True, 1.0
             self._needs_restart = False
             return
-        needing = {code.name for code in NEEDS_RESTART}
+        needing = {code.name for code in _NEEDS_RESTART}
         self._needs_restart = self._has_worked and codes <= needing
         if codes & needing:
             self._problem = next(problem for problem in problems if problem is not None)
@@ -456,7 +456,7 @@ class Session:
         what = "cannot read the GPUs" if self._is_started else "cannot start NVML"
         self._problem = problem_of(error, what)
         self._needs_restart = error.code is Code.LibRmVersionMismatch or (
-            self._has_worked and error.code in NEEDS_RESTART
+            self._has_worked and error.code in _NEEDS_RESTART
         )
         for uuid, devices in self._last.items():
             self._last[uuid] = tuple(_without_values(devices, self._problem))
@@ -498,7 +498,7 @@ def _twice_problem(card: Card) -> Problem:
 
 def _missing_problem(uuid: str) -> Problem:
     return Problem(
-        code=GONE,
+        code=_GONE,
         text=f"{uuid} is no longer listed by the driver: removed, or fallen off the bus: see "
         "dmesg; restart the agent if the card was removed for good",
     )

@@ -30,7 +30,7 @@ every pass, and several of them would prevent reads of the healthy ones."""
 _MAX_DOUBLINGS: Final = 4
 
 
-class CallAbandonedError(Exception):
+class _CallAbandonedError(Exception):
     """Raised in an abandoned thread when its call returns, to end the thread."""
 
 
@@ -113,7 +113,7 @@ class CallTracker:
                 self.pending_call = None
             self._busy_seconds += self._monotonic() - since
             if self.is_abandoned:
-                raise CallAbandonedError
+                raise _CallAbandonedError
 
     def abandon(self, pending_call: _PendingCall) -> bool:
         """Abandon the thread unless the call has returned; return whether the thread is abandoned.
@@ -148,7 +148,7 @@ class _Thread(threading.Thread):
             job, future, loop = item
             try:
                 result = job(self.tracker)
-            except CallAbandonedError:
+            except _CallAbandonedError:
                 return
             except BaseException as error:  # noqa: BLE001 - the awaiting task handles it
                 _call_soon(loop, _fail, future, error)

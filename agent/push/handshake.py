@@ -131,10 +131,10 @@ def read_token(path: Path) -> Token:
     text = content[: _MAX_TOKEN_BYTES + 1].strip()
     if not text or len(text) > _MAX_TOKEN_BYTES or not all(33 <= byte < 127 for byte in text):  # noqa: PLR2004 - printable ASCII
         raise OSError(f"cannot read token {path}: the file contains no token")
-    return Token(text=text.decode("ascii"), expires_at=expiry_of(text.decode("ascii")))
+    return Token(text=text.decode("ascii"), expires_at=_expiry_of(text.decode("ascii")))
 
 
-def expiry_of(token: str) -> float | None:
+def _expiry_of(token: str) -> float | None:
     """Return the expiry from a JSON web token's `exp` claim, seconds since the epoch, or None."""
     try:
         expires_at = decode_with(_read_expiry, token)

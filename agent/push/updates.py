@@ -63,10 +63,10 @@ _LOAD_SIGNALS: Final = (
     Signal.MEMORY_TOTAL,
 )
 
-MEAN_SECONDS: Final = 5.0
+_MEAN_SECONDS: Final = 5.0
 """Minimum period of a mean; each mean counts as one reading in the extender's window."""
 
-SHARES_SECONDS: Final = 60.0
+_SHARES_SECONDS: Final = 60.0
 """Interval of memory shares of shared devices; the extender's advice needs no more."""
 
 _SIGNALS: Final = tuple(signal.value for signal in Signal)
@@ -298,7 +298,7 @@ class UpdateBuilder:
 
     def _shares(self, report: Report) -> tuple[tuple[int, str, int], ...]:
         """Return (device number, pod UID, memory in bytes) for shared devices; () until due."""
-        if 0 <= report.at - self._shares_at < SHARES_SECONDS:  # also due if the clock was set back
+        if 0 <= report.at - self._shares_at < _SHARES_SECONDS:  # also due if the clock was set back
             return ()
         self._shares_at = report.at
         return tuple(
@@ -328,7 +328,7 @@ class UpdateBuilder:
 
     def _means(self, report: Report, digest: Digest) -> list[tuple[_Number, _Number]]:
         """Return each device's mean activity since the last sent mean, and the mean square."""
-        if 0 <= report.at - self._means_at < MEAN_SECONDS:  # likewise
+        if 0 <= report.at - self._means_at < _MEAN_SECONDS:  # likewise
             return [(None, None)] * len(report.devices)
         means: list[tuple[_Number, _Number]] = []
         for device in report.devices:

@@ -58,7 +58,7 @@ class DeviceIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMatch:
+class _DeviceMatch:
     """The devices that a device id refers to.
 
     Attributes:
@@ -76,9 +76,9 @@ class DeviceIndex:
     Example:
         >>> index = DeviceIndex([DeviceIds(key=("GPU-1", ""), index=0)])
         >>> index.find("GPU-1::3")
-        DeviceMatch(keys=(('GPU-1', ''),), share='3')
+        _DeviceMatch(keys=(('GPU-1', ''),), share='3')
         >>> index.find("nvidia0/vgpu1")
-        DeviceMatch(keys=(('GPU-1', ''),), share='vgpu1')
+        _DeviceMatch(keys=(('GPU-1', ''),), share='vgpu1')
     """
 
     def __init__(self, devices: Iterable[DeviceIds]) -> None:
@@ -90,14 +90,14 @@ class DeviceIndex:
             if device.index is not None:
                 self._by_index[device.index].append(device.key)
 
-    def find(self, device_id: str, claim: DeviceClaim | None = None) -> DeviceMatch | None:
+    def find(self, device_id: str, claim: DeviceClaim | None = None) -> _DeviceMatch | None:
         """Resolve a device id, or the device of a ResourceClaim; None if no device matches."""
         if claim is not None:
             return self._find_claim_device(claim)
         name, _, share = device_id.partition(_SHARE)
         keys = self._keys(name)
         if keys:
-            return DeviceMatch(keys=keys, share=share)
+            return _DeviceMatch(keys=keys, share=share)
         if minor := _MINOR.fullmatch(name):
             return _match(self._of_index(minor[1], minor[2]), minor[3] or share)
         if suffixed := _SHARE_SUFFIX.fullmatch(name):
@@ -113,7 +113,7 @@ class DeviceIndex:
         keys = self._by_index.get(int(index), ())
         return tuple(key for key in keys if instance is None or key[1] == instance)
 
-    def _find_claim_device(self, claim: DeviceClaim) -> DeviceMatch | None:
+    def _find_claim_device(self, claim: DeviceClaim) -> _DeviceMatch | None:
         """Resolve a claim's device by the DRA driver's name for it (`gpu-0`), or by its CDI names.
 
         The name of a MIG device encodes profile and placement, which NVML does not report. So it
@@ -121,15 +121,15 @@ class DeviceIndex:
         """
         for name in (claim.device, *(cdi.partition("=")[2] for cdi in claim.cdi_devices)):
             if keys := self._keys(name):
-                return DeviceMatch(keys=keys)
+                return _DeviceMatch(keys=keys)
             if found := _CLAIM_DEVICE.fullmatch(name):
                 keys = self._of_index(found[1], None)
                 return _match(tuple(key for key in keys if bool(key[1]) == bool(found[2])), "")
         return None
 
 
-def _match(keys: tuple[DeviceKey, ...], share: str) -> DeviceMatch | None:
-    return DeviceMatch(keys=keys, share=share) if keys else None
+def _match(keys: tuple[DeviceKey, ...], share: str) -> _DeviceMatch | None:
+    return _DeviceMatch(keys=keys, share=share) if keys else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ _STATUS_REMEDIES: Final = MappingProxyType(
 _Answer = TypeVar("_Answer", bound=Message)
 
 _KUBELET: Final = "kubelet"
-TOPOLOGY_SECONDS: Final = 300.0
+_TOPOLOGY_SECONDS: Final = 300.0
 """Interval of reads: the policy changes only when the kubelet restarts."""
 
 _TOPOLOGY_FLAG: Final = re.compile(
@@ -293,13 +293,13 @@ class KubeletFlags:
         """Return the policy and scope as last read."""
         now = self._clock()
         if self._proc is not None and (
-            self._read_at is None or now - self._read_at >= TOPOLOGY_SECONDS
+            self._read_at is None or now - self._read_at >= _TOPOLOGY_SECONDS
         ):
-            self._read_at, self._topology = now, read_topology(self._proc)
+            self._read_at, self._topology = now, _read_topology(self._proc)
         return self._topology
 
 
-def read_topology(proc: Path) -> Topology:
+def _read_topology(proc: Path) -> Topology:
     """Return the policy and scope of the host's kubelet, `UNKNOWN_TOPOLOGY` if none is named.
 
     Args:

@@ -53,7 +53,7 @@ class ProcessLocation:
     unit: str = ""
 
 
-UNKNOWN_LOCATION: Final = ProcessLocation(place=Place.UNKNOWN)
+_UNKNOWN_LOCATION: Final = ProcessLocation(place=Place.UNKNOWN)
 
 
 def parse_cgroup(text: str, *, has_private_namespace: bool = False) -> ProcessLocation:
@@ -86,14 +86,14 @@ def parse_cgroup(text: str, *, has_private_namespace: bool = False) -> ProcessLo
                 unit=_unit(path),
             )
     if not paths:
-        return UNKNOWN_LOCATION
+        return _UNKNOWN_LOCATION
     path = max(paths, key=len)  # in hybrid mode, unused hierarchies have the path "/"
     if has_private_namespace and all(_OWN_POD.fullmatch(one) for one in paths):
-        return UNKNOWN_LOCATION
+        return _UNKNOWN_LOCATION
     return ProcessLocation(place=Place.HOST, unit=_unit(path))
 
 
-def is_private_namespace(own: str) -> bool:
+def _is_private_namespace(own: str) -> bool:
     """Return whether `/proc/self/cgroup` shows the reader's own container as the root.
 
     A process in the real root cgroup looks the same. Its paths cannot be distinguished from those
@@ -161,7 +161,7 @@ class ProcessTable:
         self._clock = clock
         self._now = now
         self._known: dict[int, ProcessFacts] = {}
-        self._has_private_namespace = is_private_namespace(small_file(f"{proc}/self/cgroup") or "")
+        self._has_private_namespace = _is_private_namespace(small_file(f"{proc}/self/cgroup") or "")
 
     def sees_host(self) -> bool:
         """Return whether this `/proc` shows the host's processes (hostPID, or not in a container).
@@ -203,7 +203,7 @@ class ProcessTable:
             name=plain_text(before.name, MAX_NAME),
             location=parse_cgroup(text, has_private_namespace=self._has_private_namespace)
             if text
-            else UNKNOWN_LOCATION,
+            else _UNKNOWN_LOCATION,
             first_seen=self._clock(),
             started_at=self._started_at(before.started_ticks),
         )

@@ -136,7 +136,7 @@ async def test_malformed_http_is_rejected_and_the_connection_closed(
 async def test_an_incomplete_request_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /hello HTT")
@@ -152,7 +152,7 @@ async def test_an_incomplete_request_times_out(
 async def test_a_request_that_arrives_byte_by_byte_times_out(
     monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.2)
     endless = b"1\r\nx\r\n" if head else b"x"
     async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(*address)
@@ -175,7 +175,7 @@ async def test_a_route_that_fails_often_is_logged_once(
 
 
 async def test_an_idle_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(http, "_IDLE_SECONDS", 0.1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
         reader, writer = await asyncio.open_connection(*address)
 
@@ -187,7 +187,7 @@ async def test_an_idle_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_above_the_connection_limit_the_longest_silent_one_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 2)
     async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(30):
         silent, asking = [await asyncio.open_connection(*address) for _ in range(2)]
         for reader, writer in (silent, asking, asking):
@@ -253,7 +253,7 @@ async def no_connection_is_served() -> None:
 async def test_a_response_that_is_not_read_is_dropped_after_the_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(60):
         client = await deaf_client(address)
         await no_connection_is_served()
@@ -264,7 +264,7 @@ async def test_a_response_that_is_not_read_is_dropped_after_the_time_limit(
 async def test_a_response_that_is_not_read_is_dropped_above_the_connection_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(60):
         client = await deaf_client(address)
         reader, writer = await asyncio.open_connection(*address)
@@ -278,7 +278,7 @@ async def test_a_response_that_is_not_read_is_dropped_above_the_connection_limit
 async def test_connections_that_arrive_at_once_are_closed_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 2)
     async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(60):
         # All connect before the event loop accepts the first.
         clients = [socket.create_connection(address) for _ in range(20)]

@@ -25,7 +25,7 @@ from agent.gpu.backend import (
     Extra,
     NvmlError,
 )
-from agent.gpu.card_reader import CounterRates
+from agent.gpu.card_reader import _CounterRates
 from agent.gpu.nvml import Nvml
 from agent.gpu.session import Cadence
 from agent.options import Options
@@ -222,6 +222,6 @@ def test_the_extender_maps_dcgms_names_to_the_same_signals() -> None:
     by_name = {metric.name: metric.signal for metric in build_table()}
 
     for counter in LINK_COUNTERS.values():
-        growth = CounterRates()
+        growth = _CounterRates()
         growth.rates({counter.name: 0.0}, 0.0)
         assert set(growth.rates({counter.name: 60.0}, 60.0)) == {by_name[counter.dcgm]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.gpu.backend import NvmlError
-from agent.gpu.nvml import GpmMeter
+from agent.gpu.nvml import _GpmMeter
 from testkit.agent.replay import Replay, nvml_on, refuse
 
 
@@ -152,7 +152,7 @@ def test_a_failed_gpm_sample_leaks_no_memory(fail: Callable[..., None]) -> None:
     replay.instead["nvmlGpmSampleAlloc"] = lambda: next(taken)
     replay.instead["nvmlGpmSampleFree"] = freed.append
     replay.instead["nvmlGpmSampleGet"] = lambda *_: None
-    meter = GpmMeter(nvml_on(replay)._nvml, replay.handle, None)
+    meter = _GpmMeter(nvml_on(replay)._nvml, replay.handle, None)
     assert meter.read() == {}
 
     replay.instead["nvmlGpmSampleGet"] = fail

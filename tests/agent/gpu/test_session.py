@@ -16,8 +16,8 @@ from agent.gpu.backend import (
     XidEvent,
 )
 from agent.gpu.events import XidWatcher
-from agent.gpu.session import GONE, NO_GPU, Cadence, Session, hung_problem
-from agent.gpu.worker import CallAbandonedError, CallTracker
+from agent.gpu.session import _GONE, _NO_GPU, Cadence, Session, hung_problem
+from agent.gpu.worker import CallTracker, _CallAbandonedError
 from extender.core.devices.readings import Signal
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard, migs
 
@@ -196,7 +196,7 @@ def test_a_card_that_is_no_longer_listed_stays_with_its_problem(rig: Rig) -> Non
 
     found = by_uuid(rig.reads(11))
 
-    assert code(found["GPU-1"]) == GONE
+    assert code(found["GPU-1"]) == _GONE
     assert found["GPU-1"].values == {}
     assert code(found["GPU-2"]) is None
 
@@ -217,7 +217,7 @@ def test_a_driver_without_cards_is_a_problem(rig: Rig) -> None:
     found = rig.read()
 
     assert found.problem is not None
-    assert found.problem.code == NO_GPU
+    assert found.problem.code == _NO_GPU
     assert not found.needs_restart
 
 
@@ -273,7 +273,7 @@ def test_the_library_is_shut_down_without_cards(rig: Rig) -> None:
     assert not rig.backend.is_started
     assert rig.backend.starts <= 9
     assert found.problem is not None
-    assert found.problem.code == NO_GPU
+    assert found.problem.code == _NO_GPU
 
 
 def test_the_library_is_not_shut_down_while_a_call_hangs(rig: Rig) -> None:
@@ -532,7 +532,7 @@ def test_a_hung_card_is_skipped_and_its_values_become_stale(rig: Rig) -> None:
 def test_the_next_thread_lists_the_cards_after_a_hung_one(
     rig: Rig,
 ) -> None:
-    with pytest.raises(CallAbandonedError):
+    with pytest.raises(_CallAbandonedError):
         rig.session.read(AbandonedAt("instances"), frozenset())
 
     found = by_uuid(rig.read(0.1, frozenset({"GPU-0"})))
@@ -544,7 +544,7 @@ def test_the_next_thread_lists_the_cards_after_a_hung_one(
 def test_a_requested_slow_read_survives_a_hung_call(rig: Rig) -> None:
     rig.read()
     rig.session.request_slow_read()
-    with pytest.raises(CallAbandonedError):
+    with pytest.raises(_CallAbandonedError):
         rig.session.read(AbandonedAt("instances"), frozenset())
     before = rig.backend.calls["instances", "GPU-2"]
 

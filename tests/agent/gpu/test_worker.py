@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.gpu.worker import CallAbandonedError, CallTracker, HungError, Worker
+from agent.gpu.worker import CallTracker, HungError, Worker, _CallAbandonedError
 
 LIMIT = 0.05
 
@@ -233,7 +233,7 @@ def test_a_call_that_returns_at_the_last_moment_is_not_abandoned() -> None:
 def test_an_abandoned_thread_makes_no_further_call() -> None:
     tracker = CallTracker(LIMIT)
 
-    with pytest.raises(CallAbandonedError):
+    with pytest.raises(_CallAbandonedError):
         tracker.call(
             "GPU-1",
             "nvmlSlow",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.options import ReportOptions
-from agent.push.handshake import expiry_of, read_token
+from agent.push.handshake import _expiry_of, read_token
 from agent.push.pusher import Pusher, ReportLink
 from agent.push.updates import Digest, DigestBuilder
 from agent.report.contract import Farewell, Report, frame
@@ -259,13 +259,13 @@ def test_the_expiry_is_read_from_the_token(tmp_path: Path) -> None:
     path.write_text(token("n", expires_at=at) + "\n")
 
     assert read_token(path).expires_at == at
-    assert expiry_of("no.jwt.atall") is None
-    assert expiry_of("opaque") is None
+    assert _expiry_of("no.jwt.atall") is None
+    assert _expiry_of("opaque") is None
 
 
 @pytest.mark.parametrize("expires_at", [math.nan, math.inf, -math.inf])
 def test_an_expiry_that_is_no_finite_number_is_unknown(expires_at: float) -> None:
-    assert expiry_of(token("n", expires_at=expires_at)) is None
+    assert _expiry_of(token("n", expires_at=expires_at)) is None
 
 
 @pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.options import ReportOptions
-from agent.push.updates import MEAN_SECONDS, SHARES_SECONDS, Digest, DigestBuilder, UpdateBuilder
+from agent.push.updates import _MEAN_SECONDS, _SHARES_SECONDS, Digest, DigestBuilder, UpdateBuilder
 from agent.report.contract import (
     AGE,
     MAX_PROCESSES,
@@ -94,7 +94,7 @@ def test_means_cover_the_passes_since_the_last_sent_mean() -> None:
     names = names_of(make(updates, report(0.0), Digest(totals={KEY: (10, 5.0, 4.0)})))
 
     soon = make(updates, report(1.0), Digest(totals={KEY: (11, 6.0, 5.0)}))
-    later = make(updates, report(MEAN_SECONDS), Digest(totals={KEY: (14, 7.0, 4.5)}))
+    later = make(updates, report(_MEAN_SECONDS), Digest(totals={KEY: (14, 7.0, 4.5)}))
 
     assert math.isnan(row(soon, names, MEAN))
     assert row(later, names, MEAN) == 0.5
@@ -171,8 +171,8 @@ def test_memory_shares_of_a_shared_device_are_sent_once_a_minute() -> None:
     first = make(updates, report(0.0, **shared))
     assert first.shares == ((0, "a", 8), (0, "b", 2), (0, "idle", 0))
     assert decode_update(frame(first)[4:]).shares == first.shares
-    assert make(updates, report(SHARES_SECONDS - 1, **shared)).shares == ()
-    assert make(updates, report(SHARES_SECONDS, **shared)).shares == first.shares
+    assert make(updates, report(_SHARES_SECONDS - 1, **shared)).shares == ()
+    assert make(updates, report(_SHARES_SECONDS, **shared)).shares == first.shares
 
 
 @pytest.mark.parametrize(

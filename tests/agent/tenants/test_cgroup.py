@@ -1,7 +1,7 @@
 import pytest
 
 from agent.report.contract import Place
-from agent.tenants.processes import is_private_namespace, parse_cgroup
+from agent.tenants.processes import _is_private_namespace, parse_cgroup
 
 UID = "0f6b1c2d-1111-4222-8333-00000000000a"
 SLICE = UID.replace("-", "_")
@@ -236,4 +236,4 @@ def test_malformed_cgroup_content_is_unknown(text: str) -> None:
     ],
 )
 def test_a_private_namespace_shows_the_readers_container_as_root(own: str, private: bool) -> None:
-    assert is_private_namespace(own) is private
+    assert _is_private_namespace(own) is private

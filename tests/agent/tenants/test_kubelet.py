@@ -14,14 +14,14 @@ import pytest
 from grpc_tools import protoc
 
 from agent.tenants.kubelet import (
-    TOPOLOGY_SECONDS,
+    _TOPOLOGY_SECONDS,
     UNKNOWN_TOPOLOGY,
     Allocation,
     DeviceClaim,
     KubeletFlags,
     PodResourcesClient,
     PodResourcesError,
-    read_topology,
+    _read_topology,
 )
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 from testkit.agent.fake_machine import FakeMachine, pod_cgroup
@@ -342,7 +342,7 @@ def test_flags_of_the_kubelet_are_read(
 ) -> None:
     start(machine, *arguments)
 
-    assert read_topology(machine.proc) == topology
+    assert _read_topology(machine.proc) == topology
 
 
 @pytest.mark.parametrize(
@@ -358,17 +358,17 @@ def test_kubelet_flag_overrides_its_mounted_configuration_file(
     file = tmp_path / "config.yaml"
     file.write_text(text)
     start(machine, f"--config={file}")
-    assert read_topology(machine.proc) == ("restricted", "pod")
+    assert _read_topology(machine.proc) == ("restricted", "pod")
 
     start(machine, "--config", str(file), SINGLE)
-    assert read_topology(machine.proc) == ("single-numa-node", "pod")
+    assert _read_topology(machine.proc) == ("single-numa-node", "pod")
 
 
 def test_a_process_in_a_pod_is_not_the_kubelet(machine: FakeMachine) -> None:
     start(machine, SINGLE, cgroup=pod_cgroup("0f6b1c2d-0000-4000-8000-00000000000a"))
     machine.run(901)
 
-    assert read_topology(machine.proc) == UNKNOWN_TOPOLOGY
+    assert _read_topology(machine.proc) == UNKNOWN_TOPOLOGY
 
 
 def test_another_policy_is_seen_after_some_minutes(machine: FakeMachine) -> None:
@@ -377,9 +377,9 @@ def test_another_policy_is_seen_after_some_minutes(machine: FakeMachine) -> None
     assert flags.topology() == UNKNOWN_TOPOLOGY
 
     start(machine, SINGLE)
-    now = TOPOLOGY_SECONDS - 1
+    now = _TOPOLOGY_SECONDS - 1
     assert flags.topology() == UNKNOWN_TOPOLOGY
-    now = TOPOLOGY_SECONDS
+    now = _TOPOLOGY_SECONDS
     assert flags.topology() == ("single-numa-node", "")
     assert KubeletFlags(None, lambda: now).topology() == UNKNOWN_TOPOLOGY
-    assert read_topology(machine.proc / "gone") == UNKNOWN_TOPOLOGY
+    assert _read_topology(machine.proc / "gone") == UNKNOWN_TOPOLOGY

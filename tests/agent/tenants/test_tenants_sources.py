@@ -12,7 +12,7 @@ import pytest
 from agent.report.contract import Place
 from agent.tenants import processes
 from agent.tenants.attribution import Tenants
-from agent.tenants.device_holders import DeviceHolders, DeviceIds, DeviceIndex, DeviceMatch
+from agent.tenants.device_holders import DeviceHolders, DeviceIds, DeviceIndex, _DeviceMatch
 from agent.tenants.kubelet import Allocation, DeviceClaim, PodName, PodNames, PodResourcesError
 from agent.tenants.processes import ProcessFacts, ProcessTable
 from testkit.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
@@ -37,23 +37,27 @@ def claim(device: str, *cdi: str) -> DeviceClaim:
 @pytest.mark.parametrize(
     ("device_id", "meant"),
     [
-        pytest.param(CARD, DeviceMatch(keys=(WHOLE,)), id="card"),
-        pytest.param(CARD.lower(), DeviceMatch(keys=(WHOLE,)), id="any-letter-case"),
-        pytest.param(f"{CARD}::3", DeviceMatch(keys=(WHOLE,), share="3"), id="share"),
-        pytest.param(MIG, DeviceMatch(keys=(FIRST,)), id="instance"),
-        pytest.param(f"{MIG}::7", DeviceMatch(keys=(FIRST,), share="7"), id="share-of-an-instance"),
-        pytest.param("MIG-other-b", DeviceMatch(keys=(SECOND,)), id="second-compute-instance"),
-        pytest.param(f"MIG-{PARENT}/5/0", DeviceMatch(keys=(SECOND,)), id="before-driver-470"),
-        pytest.param("nvidia0", DeviceMatch(keys=(WHOLE,)), id="gke"),
-        pytest.param("nvidia0/vgpu1", DeviceMatch(keys=(WHOLE,), share="vgpu1"), id="gke-share"),
-        pytest.param("nvidia1/gi5", DeviceMatch(keys=(SECOND,)), id="gke-instance"),
+        pytest.param(CARD, _DeviceMatch(keys=(WHOLE,)), id="card"),
+        pytest.param(CARD.lower(), _DeviceMatch(keys=(WHOLE,)), id="any-letter-case"),
+        pytest.param(f"{CARD}::3", _DeviceMatch(keys=(WHOLE,), share="3"), id="share"),
+        pytest.param(MIG, _DeviceMatch(keys=(FIRST,)), id="instance"),
         pytest.param(
-            "nvidia1/gi5/vgpu2", DeviceMatch(keys=(SECOND,), share="vgpu2"), id="gke-instance-share"
+            f"{MIG}::7", _DeviceMatch(keys=(FIRST,), share="7"), id="share-of-an-instance"
         ),
-        pytest.param(PARENT, DeviceMatch(keys=(FIRST, SECOND)), id="card-with-instances"),
-        pytest.param(f"{CARD}-4", DeviceMatch(keys=(WHOLE,), share="4"), id="others-suffix"),
+        pytest.param("MIG-other-b", _DeviceMatch(keys=(SECOND,)), id="second-compute-instance"),
+        pytest.param(f"MIG-{PARENT}/5/0", _DeviceMatch(keys=(SECOND,)), id="before-driver-470"),
+        pytest.param("nvidia0", _DeviceMatch(keys=(WHOLE,)), id="gke"),
+        pytest.param("nvidia0/vgpu1", _DeviceMatch(keys=(WHOLE,), share="vgpu1"), id="gke-share"),
+        pytest.param("nvidia1/gi5", _DeviceMatch(keys=(SECOND,)), id="gke-instance"),
         pytest.param(
-            f"{CARD}-_-4", DeviceMatch(keys=(WHOLE,), share="4"), id="others-longer-suffix"
+            "nvidia1/gi5/vgpu2",
+            _DeviceMatch(keys=(SECOND,), share="vgpu2"),
+            id="gke-instance-share",
+        ),
+        pytest.param(PARENT, _DeviceMatch(keys=(FIRST, SECOND)), id="card-with-instances"),
+        pytest.param(f"{CARD}-4", _DeviceMatch(keys=(WHOLE,), share="4"), id="others-suffix"),
+        pytest.param(
+            f"{CARD}-_-4", _DeviceMatch(keys=(WHOLE,), share="4"), id="others-longer-suffix"
         ),
         pytest.param("nvidia7", None, id="no-such-card"),
         pytest.param("nvidia1/gi9", None, id="no-such-instance"),
@@ -63,7 +67,7 @@ def claim(device: str, *cdi: str) -> DeviceClaim:
         pytest.param("::", None, id="only-a-separator"),
     ],
 )
-def test_device_ids_of_all_plugins_are_resolved(device_id: str, meant: DeviceMatch | None) -> None:
+def test_device_ids_of_all_plugins_are_resolved(device_id: str, meant: _DeviceMatch | None) -> None:
     assert DeviceIndex(DEVICES).find(device_id) == meant
 
 
