@@ -26,7 +26,7 @@ from tests.e2e.test_idleness import (
     test_whole_nodes_on_the_wire_lead_to_the_same_node,
 )
 from tests.e2e.test_preemption import (
-    test_a_preemptor_evicts_where_gpus_can_work,
+    test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims,
     test_no_pod_is_evicted_for_load,
 )
 from tests.e2e.waking import make_idle, refused, start
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 __all__ = [
     "test_a_burst_spreads_evenly_although_no_metric_moves",
     "test_a_pod_that_requires_idle_gpus_waits_for_them",
-    "test_a_preemptor_evicts_where_gpus_can_work",
+    "test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims",
     "test_an_idle_node_beats_a_busy_one",
     "test_no_pod_is_evicted_for_load",
     "test_whole_nodes_on_the_wire_lead_to_the_same_node",
