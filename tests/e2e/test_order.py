@@ -105,25 +105,28 @@ def preferring_favoured(name: str, **more: Any) -> Object:
 # --- among equal nodes kube-scheduler's scores decide ---------------------------------------------
 
 
-async def test_soft_zone_spread_decides_among_equal_nodes(world: World) -> None:
+@pytest.mark.parametrize("kind", ["whole", "shared"])
+async def test_soft_zone_spread_decides_among_equal_nodes(world: World, kind: str) -> None:
+    # The nodes of both kinds together are too many pages for Prometheus on a busy machine.
+    sizes = [size for size in SIZES if size[0] == kind]
     groups = {
         size: [
             add_to(world, size, f"{zone}-{number}", zone) for zone in "ab" for number in range(3)
         ]
-        for size in SIZES
+        for size in sizes
     }
     await world.start()
 
-    placed: dict[Size, list[str]] = {size: [] for size in SIZES}
+    placed: dict[Size, list[str]] = {size: [] for size in sizes}
     for number in range(4):
         pods = [
-            spreading(f"pod-{name_of(size)}-{number}", nodeSelector=only(size)) for size in SIZES
+            spreading(f"pod-{name_of(size)}-{number}", nodeSelector=only(size)) for size in sizes
         ]
-        for size, node in zip(SIZES, await world.place_all(pods), strict=True):
+        for size, node in zip(sizes, await world.place_all(pods), strict=True):
             placed[size].append(node)
 
     for size, nodes in groups.items():
-        zones = {node: {ZONE: "a" if at < 2 else "b"} for at, node in enumerate(nodes)}
+        zones = {node: {ZONE: "a" if at < 3 else "b"} for at, node in enumerate(nodes)}
         assert zones_of(placed[size], zones) == {"a": 2, "b": 2}, size
 
 
