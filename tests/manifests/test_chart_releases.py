@@ -8,7 +8,7 @@ import pytest
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import find
 from testkit.controlplane.waiting import wait_for
-from tests.manifests.chart import RELEASE, HelmError, Values, rendered
+from tests.manifests.chart import REGISTRY, RELEASE, HelmError, Values, rendered
 from tests.manifests.releases import Release
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -43,7 +43,10 @@ async def test_a_release_goes_its_way_and_leaves_nothing_behind(release: Release
 
     upgraded = await release.spec("Deployment", "idlegpu-extender")
     assert upgraded["replicas"] == 3
-    assert upgraded["template"]["spec"]["containers"][0]["image"] == "idlegpu-extender:0.3.0"
+    assert (
+        upgraded["template"]["spec"]["containers"][0]["image"]
+        == f"{REGISTRY}/idlegpu-extender:0.3.0"
+    )
     assert await jobs(release) == {"idlegpu-certs-3"}
     others = of_scheduler(rendered(CHANGED, release.folder))
     assert [item for item in others if not await release.get(item)] == []
