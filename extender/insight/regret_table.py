@@ -82,16 +82,16 @@ class RegretMetrics(Collector):
         self._watch = watch
         self.activity = Histogram(
             "idlegpu_placement_activity",
-            "Mean activity, as a ratio, of the GPUs that a pod got (got), of those of our first "
-            "choice (choice), and of those on the node that turned out best (best) of its own and "
-            f"the {MOST_NODES} best of the decision, some time after the pod was bound.",
+            "Mean activity, as a ratio, of the GPUs that a pod got (got), of those of idlegpu's "
+            "first choice (choice), and of those on the node that turned out best (best) of its "
+            f"own and the {MOST_NODES} best of the decision, some time after the pod was bound.",
             ["gpus"],
             buckets=_ACTIVITY_BUCKETS,
             registry=registry,
         )
         self.regret = Histogram(
             "idlegpu_placement_regret",
-            "By how much the GPUs that a pod got were busier than those of our first choice "
+            "By how much the GPUs that a pod got were busier than those of idlegpu's first choice "
             "(choice) or of the node that turned out best (best) of its own and the "
             f"{MOST_NODES} best of the decision, as a ratio.",
             ["against", "followed"],

@@ -1,4 +1,4 @@
-"""Find and count pods that were bound without our answer, and find likely causes."""
+"""Find and count pods that were bound without idlegpu's answer, and find likely causes."""
 
 import asyncio
 import logging
@@ -102,9 +102,9 @@ _TEXTS: Final = {
     ),
     _CauseKind.NO_EXTENDER: (
         "extenders",
-        "kube-scheduler {since}: its configuration (--config) has no entry for us under "
+        "kube-scheduler {since}: its configuration (--config) has no entry for idlegpu under "
         "extenders, or the managedResources of that entry lack {names}, or kube-scheduler cannot "
-        "reach us: check urlPrefix, enableHTTPS, tlsConfig and NetworkPolicies",
+        "reach idlegpu: check urlPrefix, enableHTTPS, tlsConfig and NetworkPolicies",
     ),
     _CauseKind.MANAGED_RESOURCES: (
         "managedResources",
@@ -114,14 +114,14 @@ _TEXTS: Final = {
     _CauseKind.OTHER_SCHEDULER: (
         "schedulerName",
         "kube-scheduler sends requests, but none for pods with schedulerName {names}: the "
-        "scheduler that serves this profile has no entry for us under extenders; if that is "
-        "intended, list only the other schedulers in our setting bypassed.schedulers",
+        "scheduler that serves this profile has no entry for idlegpu under extenders; if that is "
+        "intended, list only the other schedulers in idlegpu's setting bypassed.schedulers",
     ),
     _CauseKind.PRIORITIZE_VERB: (
         "prioritizeVerb",
-        "kube-scheduler calls filter but never prioritize, so our scores do not count: "
-        "prioritizeVerb is missing or wrong, or an extender that is called after us always leaves "
-        "one node",
+        "kube-scheduler calls filter but never prioritize, so idlegpu's scores do not count: "
+        "prioritizeVerb is missing or wrong, or an extender that is called after idlegpu always "
+        "leaves one node",
     ),
     _CauseKind.HTTP_TIMEOUT: (
         "httpTimeout",
@@ -131,8 +131,8 @@ _TEXTS: Final = {
     ),
     _CauseKind.UNREACHABLE: (
         "ignorable",
-        "requests come for some of these pods only: kube-scheduler cannot always reach us (a "
-        "restart, TLS, httpTimeout) and then places pods without us (ignorable: true); or its "
+        "requests come for some of these pods only: kube-scheduler cannot always reach idlegpu (a "
+        "restart, TLS, httpTimeout) and then places pods without idlegpu (ignorable: true); or its "
         "configuration was changed; or another kube-scheduler with other extenders serves some "
         "of these pods; or another replica of idlegpu answers, and peers.service is not set",
     ),
@@ -432,7 +432,7 @@ class BypassedPods:
         record, verdict = self._bypassed[-1]
         causes = likely_causes(self.report())
         logger.warning(
-            "pods bound without our answer",
+            "pods bound without idlegpu's answer",
             extra={
                 "pods": len(self._bypassed),
                 "example": record.key,

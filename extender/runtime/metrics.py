@@ -55,7 +55,7 @@ class Metrics:
         settings_loaded_at: time of the last valid settings file, seconds since the epoch.
         settings_restart_needed: changed settings that need a restart.
         settings_file_bad: 1 if the current settings file is invalid.
-        bypassed: pods bound without our answer, by scheduler and reason.
+        bypassed: pods bound without idlegpu's answer, by scheduler and reason.
         unjudged: bound pods for which no replica knows whether a replica got a request.
         peer_messages: messages between replicas, by direction and outcome.
         peers: other replicas, by state.
@@ -157,8 +157,8 @@ class Metrics:
         )
         self.bypassed = Counter(
             "idlegpu_pods_bypassed",
-            "GPU pods that were bound without our answer: no replica got a request for them, the "
-            "answer came too late, or kube-scheduler never requests scores.",
+            "GPU pods that were bound without idlegpu's answer: no replica got a request for them, "
+            "the answer came too late, or kube-scheduler never requests scores.",
             ["scheduler", "reason"],
             registry=self.registry,
         )

@@ -23,7 +23,7 @@ from tests.e2e.alternating import alternating
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 SHARED: Final = "nvidia.com/gpu.shared"
-MESSAGE: Final = "pods bound without our answer"
+MESSAGE: Final = "pods bound without idlegpu's answer"
 
 
 class Watched:
@@ -119,7 +119,7 @@ async def test_kube_scheduler_without_an_extender_entry_is_noticed(
     (line,) = await watched.wait_lines()
     assert line["level"].lower() == "warning"
     assert line["scheduler"] == world.services.setup.scheduler_name
-    assert "has no entry for us under extenders" in line["likely_causes"][0]
+    assert "has no entry for idlegpu under extenders" in line["likely_causes"][0]
 
 
 async def test_resource_that_managed_resources_lacks_is_named(

@@ -95,7 +95,7 @@ async def test_pod_without_requests_is_counted_by_each_replica(
         ("default/silent", "not-called")
     ]
     assert body["likely_causes"][0]["field"] == "extenders"
-    assert "pods bound without our answer" in caplog.messages
+    assert "pods bound without idlegpu's answer" in caplog.messages
 
 
 async def test_burst_with_alternating_replicas_is_spread() -> None:

@@ -31,10 +31,10 @@ _WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """Show the outcome of placements some time after the pods were bound, newest first.
 
-    The values are the mean activity of GPUs: of those that the pod GOT, of those that it could have
-    got on our first CHOICE, and of those on the BEST of the recorded nodes (the 10 best of the
-    decision and the pod's own). GOT includes the pod's own work. THEN is the value at the time of
-    the decision. REGRET is GOT minus CHOICE.
+    The values are the mean activity of GPUs: of those that the pod GOT, of those that it could
+    have got on idlegpu's first CHOICE, and of those on the BEST of the recorded nodes (the 10
+    best of the decision and the pod's own). GOT includes the pod's own work. THEN is the value at
+    the time of the decision. REGRET is GOT minus CHOICE.
     """
     answer = session.client.regret(namespace=namespace, limit=limit)
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))

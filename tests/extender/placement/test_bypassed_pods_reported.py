@@ -13,7 +13,7 @@ from extender.placement.bypassed_pods import (
 from testkit.builders import GPU
 from testkit.judging import DEFAULT, BindingWorld, ReceivedPeriod
 
-MESSAGE = "pods bound without our answer"
+MESSAGE = "pods bound without idlegpu's answer"
 
 
 @pytest.fixture

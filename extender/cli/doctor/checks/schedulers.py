@@ -141,7 +141,7 @@ def _reported(facts: Facts, code: str) -> Iterator[Problem]:
             continue
         yield Problem(
             severity=Severity.WARNING if kind in _MILD else Severity.ERROR,
-            what=f"GPU pods are bound without our answer: {cause.get('text')}",
+            what=f"GPU pods are bound without idlegpu's answer: {cause.get('text')}",
             evidence=(*_groups(facts), f"likely cause: {kind}, {cause.get('pods')} pods"),
             remedy=f"{_remedy(kind)}: {_RESTART}",
         )
@@ -284,7 +284,7 @@ def _drowned(facts: Facts) -> Iterator[Problem]:
                 needed = -int(-theirs_most // (scale * 10 * _MATERIAL))
                 yield Problem(
                     severity=Severity.ERROR if ours_most < theirs_most else Severity.WARNING,
-                    what=f"profile {name}: kube-scheduler's own plugins outvote our scores",
+                    what=f"profile {name}: kube-scheduler's own plugins outvote idlegpu's scores",
                     evidence=(
                         f"{ours}: idle against busy counts {ours_most * _MATERIAL:g} of it",
                         f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
@@ -295,8 +295,8 @@ def _drowned(facts: Facts) -> Iterator[Problem]:
                 needed = max(-int(-theirs_most // (scale * 10 * _MATERIAL)), 1)
                 yield Problem(
                     severity=Severity.INFO,
-                    what=f"profile {name}: our scores decide alone, even among equal nodes: soft "
-                    "topology spread and preferred affinity never count",
+                    what=f"profile {name}: idlegpu's scores decide alone, even among equal nodes: "
+                    "soft topology spread and preferred affinity never count",
                     evidence=(
                         f"{ours}: it leads equal nodes by {ours_most * _LEAD:g}",
                         f"a soft constraint of kube-scheduler is worth {_WISH} to 300",
@@ -339,7 +339,7 @@ def _verbs(facts: Facts) -> Iterator[Problem]:
     yield from _reported(facts, "IG005")
     lost = {
         "filterVerb": ("filter", Severity.ERROR, "broken and busy GPUs are not rejected"),
-        "prioritizeVerb": ("prioritize", Severity.ERROR, "our scores are lost"),
+        "prioritizeVerb": ("prioritize", Severity.ERROR, "idlegpu's scores are lost"),
         "preemptVerb": (
             "preempt",
             Severity.WARNING,
@@ -386,7 +386,7 @@ def _unmanaged(facts: Facts) -> Iterator[Problem]:
         )
 
 
-@check("IG009", "no other extender sees only our shortlist", needs=("schedulers",))
+@check("IG009", "no other extender sees only idlegpu's shortlist", needs=("schedulers",))
 def _shortened(facts: Facts) -> Iterator[Problem]:
     """Find extenders that filter after idlegpu and so see only its shortlist.
 
@@ -406,8 +406,8 @@ def _shortened(facts: Facts) -> Iterator[Problem]:
             is_last = _is_ignorable(other) and not _is_ignorable(entry)
             yield Problem(
                 severity=Severity.WARNING,
-                what="another extender is called after ours and sees only our shortlist: if it "
-                "rejects all of it, pods wait although other nodes would suit",
+                what="another extender is called after idlegpu and sees only idlegpu's shortlist: "
+                "if it rejects all of it, pods wait although other nodes would suit",
                 evidence=(
                     f"{scheduler.source}: extenders: {prefix}: filterVerb: "
                     f"{text_of(other.get('filterVerb'))}, called for "

@@ -149,7 +149,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "kube-scheduler does not ask us": Fault(
         "IG001", "the entry under extenders", {"schedulers": (scheduler(),)}
     ),
-    "pods are bound without our answer": Fault(
+    "pods are bound without idlegpu's answer": Fault(
         "IG001", "restart", {"bypassed": bypassed("no-extender")}
     ),
     "it asks and gets no answer in time": Fault(

@@ -194,7 +194,7 @@ def test_weights_of_a_profile_count() -> None:
     assert severities("IG004", facts) == ["error"]
     both = (scheduler(entry(), profiles=["default-scheduler", {**heavy, "schedulerName": "big"}]),)
     (reported,) = found("IG004", Facts(at=NOW, schedulers=both))
-    assert reported.what == "profile big: kube-scheduler's own plugins outvote our scores"
+    assert reported.what == "profile big: kube-scheduler's own plugins outvote idlegpu's scores"
     facts = Facts(at=NOW, schedulers=(scheduler(entry(weight=1), profiles=[alone]),))
     assert found("IG004", facts) == []
 
