@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
 # Tests with real parts wait half of their time, their servers compute in the other half.
-REAL := -n 5 --dist loadfile
+REAL := -n 6 --dist loadfile
 PARTS := "(prometheus or page or e2e) and not neighbours"
 # The files that have such tests: each worker would import all the others too, for 6 s.
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
@@ -31,12 +31,12 @@ announce-%: python
 $(VENV)/.runtime: requirements.txt pyproject.toml | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
@@ -81,7 +81,7 @@ tools: $(VENV)/.dev ## build Kubernetes, kubectl, kwok and Prometheus into the c
 	@$(BIN)/python -m testkit.controlplane.tools
 	@$(BIN)/python -m testkit.page.chromium
 
-neighbour-tools: $(VENV)/.dev ## build helm, Karpenter, cert-manager, descheduler, actionlint and the oldest Kubernetes as well
+neighbour-tools: $(VENV)/.dev ## build helm, kube-controller-manager, Karpenter, cert-manager and others as well
 	@$(BIN)/python -m testkit.controlplane.tools --neighbours
 
 # Servers written in Go collect garbage less often: tests need their CPU, not their memory.

@@ -146,6 +146,7 @@ TOOLS: Final = {
         build_seconds=40,
         megabytes=105,
         module=MODULES / "controllers",
+        is_neighbour=True,
     ),
     "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=20, megabytes=62),
     "kwok": Tool(
@@ -205,6 +206,7 @@ TOOLS: Final = {
         fitting=r"dashboardcheck of grafana-foundation-sdk 0\.0\.",
         build_seconds=30,
         megabytes=14,
+        is_neighbour=True,
     ),
     f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140, 95),
     f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20, 67),

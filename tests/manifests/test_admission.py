@@ -192,6 +192,7 @@ async def in_force(
         yield found
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
 async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_annotations(
@@ -235,6 +236,7 @@ async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_annot
     assert not (await admitting.made(gpu_pod()))["metadata"].get("annotations")
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
 async def test_pods_keep_their_scheduler_while_a_part_fails(
@@ -262,6 +264,7 @@ async def test_pods_keep_their_scheduler_while_a_part_fails(
     assert made["spec"]["schedulerName"] == DEFAULT
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
 async def test_a_new_ca_is_in_the_webhook_before_a_certificate_of_it_is_shown(
@@ -309,6 +312,7 @@ async def test_api_server_trusts_the_webhook_by_cert_managers_cainjector(
         assert await admitting.scheduler_of(gpu_pod(namespace=OTHER)) == DEFAULT
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
 async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
@@ -338,6 +342,7 @@ async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
 
 
 @pytest.mark.parametrize("name", ["admission", "admission-cert-manager"])
+@pytest.mark.neighbours
 @pytest.mark.e2e
 def test_the_webhooks_address_is_served_and_its_name_is_certified(
     name: str,
@@ -370,6 +375,7 @@ def test_the_webhooks_address_is_served_and_its_name_is_certified(
     assert webhook["timeoutSeconds"] <= 3
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 def test_admission_gives_pods_the_shipped_scheduler_and_toleration() -> None:
     settings = load_settings(None, {}).admission

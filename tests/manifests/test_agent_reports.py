@@ -32,7 +32,7 @@ from testkit.controlplane.waiting import wait_for
 from tests.manifests.issuers import secrets_of_ones_own
 from tests.manifests.issuing import ONES_OWN, create
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 AGENT: Final = "idlegpu-agent"
 LISTEN, REPORTS_TO = "IDLEGPU_AGENTS_LISTEN", "IDLEGPU_AGENT_REPORTS_SERVICE"

@@ -9,7 +9,7 @@ import pytest_asyncio
 from testkit.controlplane.installing import Installation
 from tests.manifests.api_readers import READER, STRANGER, Read, reading
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
 @pytest_asyncio.fixture

@@ -33,7 +33,7 @@ from tests.manifests.api_readers import (
     reading,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 SERVICE: Final = "idlegpu-extender"
 SERVICES: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/services"

@@ -28,7 +28,7 @@ from testkit.controlplane.running import (
 )
 from testkit.controlplane.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, MANIFESTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 AT_ONCE: Final = 4
 WANTED: Final = Wanted(names=("idlegpu-extender",))

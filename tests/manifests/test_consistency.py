@@ -295,6 +295,7 @@ def test_agents_report_to_the_right_address_as_the_right_account() -> None:
     assert f"{account['namespace']}/{account['name']}" in agents.service_accounts
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 def test_agents_verify_the_webhooks_certificate(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["certs-job", "agent-reports"]))
@@ -322,6 +323,7 @@ def test_agents_verify_the_webhooks_certificate(tmp_path: Path) -> None:
         assert f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 def test_all_clients_of_the_status_port_use_https_by_default(
     tmp_path: Path,
@@ -340,6 +342,7 @@ def test_all_clients_of_the_status_port_use_https_by_default(
     }
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 def test_all_clients_of_the_status_port_use_http_with_status_plain(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["service-monitor", "status-plain"]))
@@ -378,6 +381,7 @@ def test_network_policy_lets_the_api_server_proxy_to_the_status_port() -> None:
         extender_settings(environ)
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 def test_pods_reach_only_the_gpu_loads_of_their_nodes_agent(
     tmp_path: Path,

@@ -16,6 +16,7 @@ from testkit.controlplane.shipped import EXTENDER_NAMESPACE, MANIFESTS
 from testkit.controlplane.waiting import wait_for
 
 pytestmark = [
+    pytest.mark.neighbours,
     pytest.mark.e2e,
     pytest.mark.timeout(120),
     pytest.mark.usefixtures("controllers"),  # creates and counts the pods

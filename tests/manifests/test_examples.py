@@ -150,6 +150,7 @@ async def all_placed(world: World, prefix: str, names: set[str]) -> dict[str, se
         raise TimeoutError(f"{error}: {waiting}: {await world._unbound()}") from error
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 async def test_each_example_is_placed_where_it_says(world: World) -> None:
     plane = world.services.plane
@@ -215,6 +216,7 @@ async def scale_over_shares(world: World, prefix: str) -> None:
     assert len(set(nodes)) == 2  # spread over both kinds of shares
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 async def test_preferred_affinity_decides_among_equal_nodes(world: World) -> None:
     # By name alone the other node would be the first choice.
@@ -270,6 +272,7 @@ def create_command(path: Path) -> tuple[str, str]:
     return namespace, file
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
 async def test_foreign_settings_are_accepted_by_their_own_command(

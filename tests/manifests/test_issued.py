@@ -27,7 +27,7 @@ from testkit.controlplane.waiting import wait_for
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
 from tests.manifests.issuing import CERT_MANAGER_PATH, ONES_OWN, create, issued, issuing
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SCHEDULER_SIDE: Final = "kube-scheduler"
 MERGE: Final = "application/merge-patch+json"
@@ -63,7 +63,6 @@ async def as_the_guide_says(folder: Path, installation: Installation) -> None:
         await installation.plane.kubectl(*words)
 
 
-@pytest.mark.neighbours
 async def test_old_ca_still_verifies_certificates_after_renewal(
     installation: Installation, tmp_path: Path
 ) -> None:
@@ -138,7 +137,7 @@ def shake_hands(
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param("cert-manager", marks=pytest.mark.neighbours),
+        "cert-manager",
         "as-cert-manager",
         "ones-own-ca",
         "the-guides-commands",

@@ -29,7 +29,7 @@ from testkit.controlplane.ways import Way, set_up, take_down
 from testkit.controlplane.world import World, open_world
 from tests.manifests.watched import Watched, everything_watched
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(360)]
 
 INTERVAL: Final = "2m"
 """Longer than a test, so that ranges include all of its events."""

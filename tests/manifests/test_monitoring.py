@@ -23,7 +23,7 @@ from testkit.controlplane.tools import binary
 from tests.dashboard.__main__ import WIDTH
 from tests.dashboard.__main__ import dashboard as described
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 FIRST_EVENTS: Final = {
     "IdlegpuPodsBypassed": (

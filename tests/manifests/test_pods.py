@@ -25,7 +25,7 @@ from testkit.controlplane.shipped import (
 )
 from testkit.controlplane.waiting import wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 PODS: Final = "/api/v1/namespaces/{}/pods"
 DRY_RUN: Final = {"dryRun": "All"}

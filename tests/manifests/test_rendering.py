@@ -22,7 +22,7 @@ from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, OVERLAYS, SCHEDU
 from testkit.controlplane.tools import KUBERNETES_VERSION
 from tests.manifests.scripts import run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 RENDER: Final = MANIFESTS / "render.sh"
 CONTROL_PLANE: Final = SCHEDULER_CONFIG / "control-plane.sh"

@@ -22,7 +22,7 @@ from testkit.controlplane.shipped import (
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.rights import COORDINATION, EVENTS, STORAGE, everybody, patch, refused
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 EXTENDER = (EXTENDER_NAMESPACE, "idlegpu-extender")
 AGENT = (AGENT_NAMESPACE, "idlegpu-agent")

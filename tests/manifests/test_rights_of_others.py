@@ -19,7 +19,7 @@ from testkit.controlplane.shipped import (
 )
 from tests.manifests.rights import everybody, patch, refused
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SCHEDULER: Final = (EXTENDER_NAMESPACE, "idlegpu-scheduler")
 CERTS: Final = (EXTENDER_NAMESPACE, "idlegpu-certs")

@@ -27,7 +27,7 @@ from testkit.controlplane.shipped import (
 from testkit.controlplane.stub import StubExtender
 from testkit.controlplane.tools import binary
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 FILES = (SCHEDULER_CONFIG / "kube-scheduler.yaml", SECOND_SCHEDULER / "kube-scheduler.yaml")
 SECOND = "idlegpu-scheduler"

@@ -24,7 +24,7 @@ from testkit.controlplane.shipped import MANIFESTS, SCHEDULER_CONFIG
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.scripts import run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SIDE = "kube-scheduler"
 SERVICE_PATH: Final = "/api/v1/namespaces/idlegpu/services/idlegpu-extender"

@@ -1,6 +1,8 @@
 """Navigation of the map: groups, zoom, theme, and small screens."""
 
+import asyncio
 import re
+from typing import Final
 
 import numpy as np
 import pytest
@@ -119,27 +121,30 @@ async def test_a_label_that_the_settings_name_is_the_first_to_group_by(browser: 
         await expect(page.locator("#table .group-row")).to_have_text(["ssd, 4 nodes"])
 
 
+_PAINTED: Final = """([condition, than]) => {
+    const map = document.getElementById("map");
+    // Of a copy: to read the map itself again and again would make it slower.
+    const copy = new OffscreenCanvas(map.width, map.height).getContext("2d");
+    copy.drawImage(map, 0, 0);
+    const { data } = copy.getImageData(0, 0, map.width, map.height);
+    const pixels = new Uint32Array(data.buffer);
+    const counts = new Map();
+    for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
+    const painted = pixels.length - Math.max(...counts.values());
+    return (condition === "more" ? painted > than : painted < than) && painted;
+}"""
+
+
 async def _until_painted(page: Page, condition: str, than: int) -> int:
     """Wait until the map has more (or fewer) painted pixels than a number; return their number.
 
     Pixels of the most common color do not count.
     """
-    painted = await page.wait_for_function(
-        """([condition, than]) => {
-            const map = document.getElementById("map");
-            // Of a copy: to read the map itself again and again would make it slower.
-            const copy = new OffscreenCanvas(map.width, map.height).getContext("2d");
-            copy.drawImage(map, 0, 0);
-            const { data } = copy.getImageData(0, 0, map.width, map.height);
-            const pixels = new Uint32Array(data.buffer);
-            const counts = new Map();
-            for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
-            const painted = pixels.length - Math.max(...counts.values());
-            return (condition === "more" ? painted > than : painted < than) && painted;
-        }""",
-        arg=[condition, than],
-    )
-    return int(await painted.json_value())
+    # Not wait_for_function: it compiles its text in each frame, which the page's policy forbids.
+    async with asyncio.timeout(30):
+        while not (painted := await page.evaluate(_PAINTED, [condition, than])):
+            await asyncio.sleep(0.02)
+    return int(painted)
 
 
 async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
@@ -275,7 +280,9 @@ async def test_a_stale_figure_is_not_crossed_by_its_hatching(
             }"""
         )
         await page.keyboard.press("t")  # redraws everything
-        await page.wait_for_function("window.drawn.strokeText.length > 0")
+        async with asyncio.timeout(30):
+            while not await page.evaluate("window.drawn.strokeText.length"):
+                await asyncio.sleep(0.02)
         halos, figures = await page.evaluate("[window.drawn.strokeText, window.drawn.fillText]")
 
     # In the background color, below each figure of the only stale GPU.
