@@ -92,7 +92,7 @@ class _BypassCause:
 _TEXTS: Final = {
     _CauseKind.WRONG_PATH: (
         "urlPrefix",
-        "requests came for {names}, but we answer /filter, /prioritize and /preempt: see "
+        "requests came for {names}, but idlegpu serves /filter, /prioritize and /preempt: see "
         "urlPrefix, filterVerb, prioritizeVerb and preemptVerb",
     ),
     _CauseKind.UNREADABLE: (
@@ -126,8 +126,8 @@ _TEXTS: Final = {
     _CauseKind.HTTP_TIMEOUT: (
         "httpTimeout",
         "answers came too late: kube-scheduler disconnected before {evidence.lost_answers} answers "
-        "(the slowest took {evidence.slowest_seconds:.2f} s): httpTimeout is too short, or we lack "
-        "CPU",
+        "(the slowest took {evidence.slowest_seconds:.2f} s): httpTimeout is too short, or idlegpu "
+        "lacks CPU",
     ),
     _CauseKind.UNREACHABLE: (
         "ignorable",

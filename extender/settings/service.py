@@ -156,9 +156,9 @@ class Wake(Section):
     )
     target: Annotated[WakeTarget, AnyCase] = Field(
         default=WakeTarget.OBJECT,
-        description="object that is changed to wake pods. object: our CSIStorageCapacity object; "
-        "node: a node; both make kube-scheduler try all pods that the extender rejected. pod: "
-        "each pod that has room; wakes only that pod, and removes its gate idlegpu.io/room",
+        description="object that is changed to wake pods. object: a CSIStorageCapacity object of "
+        "idlegpu; node: a node; both make kube-scheduler try all pods that the extender rejected. "
+        "pod: each pod that has room; wakes only that pod, and removes its gate idlegpu.io/room",
     )
     namespace: str = Field(
         default="",

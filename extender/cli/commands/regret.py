@@ -9,11 +9,11 @@ from extender.cli import formatting
 from extender.cli.session import Session, connected, namespace_option
 from extender.cli.tables import Cell, line, sheet, stack, unanswered, word
 
-_MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
+_MEANS = ["", ">PODS", ">GOT", ">FIRST CHOICE", ">BEST", ">GOT THEN", ">FIRST CHOICE THEN"]
 _COLUMNS = [
     "POD",
     "NODE",
-    "OUR CHOICE",
+    "FIRST CHOICE",
     "?BEST",
     ">GOT",
     ">CHOICE",

@@ -53,7 +53,7 @@ _HINTS: Final[Mapping[int, str]] = {
     413: "the answer is too large for the server: narrow prometheus.selector",
     414: "the query is too long for a proxy on the way: shorten prometheus.node_labels",
     422: "the server refused to evaluate the query: check its limits and prometheus.selector",
-    429: "the server limits our queries: raise prometheus.interval_seconds",
+    429: "the server limits the number of queries: raise prometheus.interval_seconds",
 }
 _FAULT_HINT: Final = "see the server's log"
 
