@@ -3,13 +3,14 @@
 from dataclasses import replace
 from itertools import combinations
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.scoring import _WEIGHTS, unknown_score
+from extender.core.decision.scoring import _WEIGHTS, FIT, KINDS, UNITS, score, unknown_score
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request.request import GpuRequest
 from testkit.builders import (
@@ -17,6 +18,8 @@ from testkit.builders import (
     STRATEGIES,
     Gpu,
     Node,
+    assessment_of,
+    batch_of,
     busy,
     decide_on,
     freed,
@@ -202,6 +205,125 @@ def test_the_load_of_broken_cards_counts_for_nothing() -> None:
     warm = shared(gpu(utilization=0.2), replace(DEAD, utilization=0.9))
 
     assert score_of(cold) == score_of(warm)
+
+
+# --- the number -----------------------------------------------------------------------------------
+
+
+def digits_of(score: float) -> tuple[int, int, int, int, Any]:
+    """Return band, model, room, certainty, and units of fit of a score."""
+    whole, units = divmod(round(score * UNITS, 4), FIT)
+    rest, certain = divmod(int(whole), 17)
+    rest, room = divmod(rest, 17)
+    band, model = divmod(rest, 17)
+    return band, model, room, certain, pytest.approx(units, abs=0.0002)
+
+
+CALM = 0.003
+"""Units of an idle device's load beside the fit of whole devices."""
+
+
+@pytest.mark.parametrize(
+    ("described", "requested", "digits"),
+    [
+        pytest.param(node(gpu()), request(), (2, 16, 16, 16, 80 + CALM), id="none-left"),
+        pytest.param(node(*[gpu()] * 8), request(), (2, 16, 16, 16, 52 + CALM), id="seven-left"),
+        pytest.param(
+            node(*[gpu()] * 33), request(), (2, 16, 16, 16, 8 + CALM), id="many-instances-left"
+        ),
+        pytest.param(
+            node(*[gpu()] * 8, free_millicores=20_000),
+            request(millicores=8_000),
+            (2, 16, 16, 16, 76 + CALM),
+            id="cpu-for-one-more",
+        ),
+        pytest.param(
+            node(*[gpu()] * 8, free_millicores=20_000),
+            request(millicores=8_000, strategy=PACK),
+            (2, 16, 16, 16, 52 + CALM),
+            id="pack-counts-devices-only",
+        ),
+        pytest.param(
+            node(*[gpu()] * 8), request(strategy=SPREAD), (2, 16, 16, 16, 32 + CALM), id="spread"
+        ),
+        pytest.param(
+            node(gpu(), gpu(), unknown(), busy()),
+            request(strategy=SPREAD),
+            (1, 16, 16, 10, 10 + 0.8375 * CALM),
+            id="spread-counts-half-of-unknown",
+        ),
+        pytest.param(
+            node(gpu(), gpu(), busy(), busy()),
+            request(),
+            (1, 16, 16, 8, 68 + 0.7625 * CALM),
+            id="half-busy",
+        ),
+        pytest.param(node(gpu(), suspicion=0.5), request(), (2, 16, 16, 8, 80 + CALM), id="failed"),
+        pytest.param(
+            node(gpu(penalty=0.5), suspicion=0.5),
+            request(),
+            (2, 16, 16, 4, 80 + CALM),
+            id="unhealthy-and-failed",
+        ),
+        pytest.param(
+            shared(gpu(used=2)), request(), (2, 16, 16, 11, 160 * (1 - 0.4 * 0.2)), id="shared"
+        ),
+        pytest.param(
+            shared(gpu(utilization=0.3, spread=0.4, stress=0.5, memory_used=0.2)),
+            request(),
+            (2, 16, 16, 11, 160 * (1 - 0.05 * 0.3 - 0.25 * 0.2 - 0.25 * 0.5 - 0.05 * 0.5)),
+            id="each-term-of-the-load",
+        ),
+        pytest.param(
+            shared(gpu(used=2)),
+            request(strategy=PACK),
+            (2, 16, 16, 11, 80 - 4 * 0.7 + 0.92 * CALM),
+            id="shared-packed",
+        ),
+        pytest.param(
+            shared(gpu(), gpu(), gpu(), DEAD), request(), (2, 16, 16, 8, 160), id="one-of-four-dead"
+        ),
+    ],
+)
+def test_score_is_the_number_of_the_decision_page(
+    described: Node, requested: GpuRequest, digits: tuple[int, int, int, int, float]
+) -> None:
+    assert digits_of(score_of(described, requested)) == digits
+
+
+@pytest.mark.parametrize(
+    ("described", "strategy", "stranded", "fit"),
+    [
+        (node(*[gpu()] * 8), AUTO, 1.0, 52 + 16 * 1.5 + CALM),
+        (node(*[gpu()] * 8), AUTO, -9.0, 52 + 16 * 5.0 + CALM),
+        (node(*[gpu()] * 8), AUTO, 9.0, 52 + CALM),
+        (node(*[gpu()] * 8), SPREAD, 1.0, 32 + CALM),
+        (shared(gpu()), AUTO, 1.0, 160),
+        (shared(gpu()), PACK, 1.0, 0.08 * (80 - 4 * 0.9) + 16 * 3.5 + CALM),
+    ],
+)
+def test_stranded_devices_and_price_add_units(
+    described: Node, strategy: Strategy, stranded: float, fit: float
+) -> None:
+    one = np.array([KINDS[strategy]])
+
+    def units(cheapness: float) -> float:
+        scores, _ = score(
+            batch_of(described),
+            assessment_of(described),
+            one,
+            np.array([16]),
+            np.array([0.0]),
+            cheapness=cheapness,
+            stranded=np.array([stranded]),
+        )
+        return float(scores[0]) * UNITS % FIT
+
+    assert (units(0.0), units(0.5)) == pytest.approx((fit, fit + 60), abs=0.0002)
+
+
+def test_an_unknown_node_has_half_of_the_certainty() -> None:
+    assert digits_of(unknown_score(3)) == (1, 3, 16, 8, 0)
 
 
 # --- fit ------------------------------------------------------------------------------------------
