@@ -35,7 +35,7 @@ class _Connection:
     Attributes:
         is_waiting: whether the last request is unanswered.
         is_broken: whether the replica closed it with an unanswered request, or before one.
-        is_given_up: whether the client closed it with an unanswered request.
+        is_given_up: whether the client closed it first, which kube-scheduler does after a timeout.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class _Connection:
                 return
             self._back.write(chunk)
             await self._back.drain()
-        self.is_given_up = self.is_waiting
+        self.is_given_up = not self._is_ended
         self.is_waiting = False  # the client has disconnected
         if not self._is_ended:
             self._back.write_eof()
