@@ -28,7 +28,7 @@ MOST_OF_HOST: Final = {"cpu": "110", "memory": "900Gi"}
 _marks: Final = count(1)
 
 SETTINGS: Final[Mapping[str, object]] = {
-    "prometheus": {"interval_seconds": 0.5, "timeout_seconds": 10, "exporter_interval_seconds": 0},
+    "prometheus": {"interval_seconds": 1, "timeout_seconds": 10, "exporter_interval_seconds": 0},
     "cluster": {"max_backoff_seconds": 1},
 }
 """Settings that differ from the defaults in all scenarios: shorter times than in a real cluster."""
