@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from testkit.controlplane.leash import leashed
+
 LOOPS: Final = 2
 OUT: Final = Path("out")
 BUSY: Final = (sys.executable, "-c", "while True: pass")
@@ -21,7 +23,7 @@ BUSY: Final = (sys.executable, "-c", "while True: pass")
 @contextmanager
 def busy_loop() -> Iterator[None]:
     """Keep one core busy while the context is open."""
-    process = subprocess.Popen(BUSY)
+    process = subprocess.Popen(leashed(BUSY))  # ends with this process, however that ends
     try:
         yield
     finally:
