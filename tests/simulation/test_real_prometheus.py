@@ -84,7 +84,8 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     async with run_exporter(fleet) as exporter_url, aiohttp.ClientSession() as session:
         simulated = SimulatedPrometheus(fleet=fleet, exporter_url=exporter_url)
         await simulated.scrape(session)
-        real = PrometheusServer(tmp_path, f"{exporter_url}/metrics")
+        # A scrape that takes longer than the interval would end the series between two queries.
+        real = PrometheusServer(tmp_path, f"{exporter_url}/metrics", interval_seconds=5.0)
         real.set_targets(
             fleet.nodes,
             {name: {"instance": instance_of(node)} for name, node in fleet.nodes.items()},
