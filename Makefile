@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
 # Tests with real parts wait half of their time, their servers compute in the other half.
-REAL := -n 6 --dist loadfile
+REAL := -n 5 --dist loadfile
 PARTS := "(prometheus or page or e2e) and not neighbours"
 # The files that have such tests: each worker would import all the others too, for 6 s.
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)

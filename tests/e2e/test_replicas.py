@@ -27,7 +27,7 @@ GRACE_SECONDS = 40.0
 
 
 @asynccontextmanager
-async def two_replicas(world: World, http_timeout: str = "1s") -> AsyncIterator[Service]:
+async def two_replicas(world: World) -> AsyncIterator[Service]:
     """Run kube-scheduler with two replicas that know each other, and wait for an answer."""
     services = world.services
     second = services.replica("e2e-replica-2")
@@ -41,7 +41,7 @@ async def two_replicas(world: World, http_timeout: str = "1s") -> AsyncIterator[
     requested = {
         "urlPrefix": f"{scheme}://{service.address}",
         "ignorable": False,
-        "httpTimeout": http_timeout,
+        "httpTimeout": HTTP_TIMEOUT,
     }
     try:
         async with serving(service):
@@ -109,7 +109,7 @@ def add_equal_nodes(world: World) -> list[str]:
 
 async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World) -> None:
     nodes = add_equal_nodes(world)
-    async with two_replicas(world, HTTP_TIMEOUT) as service:
+    async with two_replicas(world) as service:
         scheduler = world.services.scheduler
         ended = list[str]()
 
@@ -157,8 +157,8 @@ async def test_killed_replica_loses_only_calls_in_flight(
         placed = await placed_while(world, die)
         errors = await attempts(scheduler, "error")
 
-        # The call in flight. If the kernel needs a second to end the replica, kube-scheduler times
-        # out before, and so do its calls until then.
+        # The call in flight. If the kernel needs longer than its timeout to end the replica,
+        # kube-scheduler gives it up before, and so it does with its calls until then.
         assert request_tracker[0] == 1
         assert service.broken == 1 or (service.broken == 0 and service.given_up)
         # Until every node knows, the Service forwards new connections to it.
