@@ -91,6 +91,20 @@ def test_tentative_pods_expire_and_firm_ones_do_not() -> None:
     assert counted(made) == {"node": ["firm"]}
 
 
+def test_times_follow_a_clock_that_is_set_back() -> None:
+    made = ledger(assumption("tentative"), assumption("firm", expires_at=None), assumption("gone"))
+    made.end("gone", until=100.0)
+
+    made.shift_back(60.0)
+
+    made.expire(39.0)
+    made.assume(assumption("gone"))
+    assert counted(made) == {"node": ["tentative", "firm"]}
+    made.expire(40.0)
+    made.assume(assumption("gone"))
+    assert counted(made) == {"node": ["firm", "gone"]}
+
+
 def test_a_dropped_pod_no_longer_counts() -> None:
     made = ledger(assumption("a"))
 

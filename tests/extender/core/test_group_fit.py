@@ -153,6 +153,18 @@ def test_a_placed_pod_on_a_node_outside_the_candidates_counts() -> None:
     assert found.group.of(found.place_of("a1-y")).words == "same rack as its group"
 
 
+def test_nodes_without_a_label_are_in_no_domain_of_it() -> None:
+    nodes = nodes_of({"far": 2, "other": 2, "placed": 2})
+    topology = Topology.of({"x/rack": ["a", "", ""]})  # by name
+    group = need(nodes, size=2, placed={"placed": 1}, topology=topology)
+
+    found = decided(nodes, group, candidates=["far", "other"])
+
+    assert found.group is not None
+    units = {name: found.group.of(found.place_of(name)).units for name in ("far", "other")}
+    assert units["far"] == units["other"]
+
+
 def test_a_busy_node_near_the_group_comes_after_an_idle_one_far_from_it() -> None:
     nodes = {"a1-x": Node(gpus=(BUSY,)), "b1-x": Node(gpus=(Gpu(),))}
 

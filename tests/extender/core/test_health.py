@@ -13,6 +13,7 @@ from extender.core.decision.health import (
     decode,
     ill_health,
     judge,
+    short_words,
     words,
 )
 from extender.core.devices.readings import Column, Signal
@@ -386,3 +387,15 @@ def test_a_penalty_comes_with_the_exclusion_for_several_gpus() -> None:
     found = verdict(Health(penalty=0.3), XID=74.0)
 
     assert (bool(found.is_excluded[0]), found.penalty[0]) == (False, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("sign", "value", "words"),
+    [
+        (Sign.REMAPPED_ROWS, 3, "remapped rows"),
+        (Sign.XID, 79, "XID 79: fallen off the bus"),
+        (Sign.ROW_REMAP_PENDING, 1, "a remapped row waits for a reset"),
+    ],
+)
+def test_labels_of_metrics_contain_no_counts(sign: Sign, value: int, words: str) -> None:
+    assert short_words(int(_encode(sign, value))) == words

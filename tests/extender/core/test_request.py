@@ -411,3 +411,19 @@ def test_the_count_is_the_maximum_over_all_moments(
     running = sum(main) + sum(count for count, is_sidecar in init if is_sidecar)
 
     assert count_devices(raw, ResourceNames()).get(GPU, 0) == max([running, *moments])
+
+
+# --- group ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotations", "size"),
+    [({}, 4), ({"idlegpu.io/group-size": "3"}, 3), ({"idlegpu.io/group-policy": "ignore"}, None)],
+)
+def test_annotations_of_a_pod_decide_about_its_group(annotations: Json, size: int | None) -> None:
+    raw = pod(annotations={"kueue.x-k8s.io/pod-group-total-count": "4", **annotations})
+    raw["metadata"]["labels"] = {"kueue.x-k8s.io/pod-group-name": "train"}
+
+    group = wanted(parse(raw)).group
+
+    assert (group.size if group else None) == size

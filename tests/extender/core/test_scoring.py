@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.scoring import _WEIGHTS, FIT, KINDS, UNITS, score, unknown_score
+from extender.core.decision.scoring import (
+    _WEIGHTS,
+    FIT,
+    KINDS,
+    UNITS,
+    score,
+    unknown_score,
+    weighs_stranded,
+)
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request.request import GpuRequest
 from testkit.builders import (
@@ -320,6 +328,24 @@ def test_stranded_devices_and_price_add_units(
         return float(scores[0]) * UNITS % FIT
 
     assert (units(0.0), units(0.5)) == pytest.approx((fit, fit + 60), abs=0.0002)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "strategies", "expected"),
+    [
+        ((node(), node()), (SPREAD, AUTO), True),
+        ((node(), node()), (SPREAD, SPREAD), False),
+        ((shared(), node()), (AUTO, AUTO), True),
+        ((shared(), shared()), (AUTO, SPREAD), False),
+        ((shared(), shared()), (AUTO, PACK), True),
+    ],
+)
+def test_stranded_devices_count_if_they_do_for_one_node(
+    nodes: tuple[Node, ...], strategies: tuple[Strategy, ...], *, expected: bool
+) -> None:
+    kinds = np.array([KINDS[strategy] for strategy in strategies])
+
+    assert weighs_stranded(batch_of(*nodes), kinds) is expected
 
 
 def test_an_unknown_node_has_half_of_the_certainty() -> None:

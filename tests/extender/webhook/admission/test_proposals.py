@@ -80,6 +80,20 @@ def test_memory_is_proposed_as_similar_pods_were_measured(proposals: Proposals) 
     }
 
 
+def test_use_by_pods_with_equal_images_is_proposed_but_not_by_equal_requests() -> None:
+    def with_equal(kind: str) -> dict[str, str]:
+        def measured(kin: Kin) -> tuple[str, list[int]] | None:
+            key = next((key for key in kin if f" {kind} " in key), "")
+            return (key, [9 * GIB]) if key else None
+
+        item = pod("--tensor-parallel-size=2", "llama-7b", gpus=2)
+        item["spec"]["containers"][0]["image"] = "registry.example.com/chat:1"
+        return admitted(item, Proposals(measured, lambda: 80 * GIB))
+
+    assert "idlegpu.io/gpu-memory" in with_equal("images")
+    assert "idlegpu.io/gpu-memory" not in with_equal("requests")
+
+
 def test_no_more_is_proposed_than_the_largest_card_can_give() -> None:
     found = admitted(pod(**CHAT), Proposals(measured_like, lambda: 11 * GIB))
     unknown = admitted(pod(**CHAT), Proposals(measured_like, lambda: 0))
