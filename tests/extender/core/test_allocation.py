@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.policy import SharedPolicy
+from extender.core.policy import Assumed, SharedPolicy
 from testkit.builders import GIB, GPU, NOW
 from tests.extender.core.holding import TENANCY, WARM_UP, pod, row_of, young
 
@@ -105,6 +105,31 @@ def test_pod_stays_assumed_until_started_and_read(
     row = row_of([("a",)], pod("a", **changes), replicas=10, measured_at=measured_at)
 
     assert (row.assumed, row.assumed_shares) == ((1,), (1,))
+
+
+def test_memory_of_similar_pods_is_estimated_for_each_share_until_measured() -> None:
+    tenancy = replace(TENANCY, expected=lambda _: int(6 * GIB))
+    started = pod("a", 2, started_at=NOW)
+
+    late = row_of([("a",)], started, replicas=10, tenancy=tenancy, measured_at=NOW)
+    read = row_of([("a",)], started, replicas=10, tenancy=tenancy, measured_at=NOW + WARM_UP)
+
+    assert (late.guessed_bytes, late.assumed_shares) == ((12 * GIB,), (0,))
+    assert (read.guessed_bytes, read.assumed_shares) == ((0.0,), (0,))
+
+
+@pytest.mark.parametrize("shown", [[("a",), ()], [(), ()]], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize(("seconds", "loading"), [(60.0, 0), (300.0, 1), (900.0, 0)])
+def test_tenant_is_loading_between_its_warm_up_and_the_limit(
+    shown: list[tuple[str, ...]], seconds: float, loading: int
+) -> None:
+    tenancy = replace(TENANCY, assumed=Assumed(warm_up_seconds=WARM_UP, loading_seconds=900.0))
+    started = pod("a", started_at=NOW)
+
+    row = row_of(shown, started, replicas=10, tenancy=tenancy, measured_at=NOW + seconds)
+
+    assert sum(row.loading) == loading
+    assert sum(row.assumed) == (seconds < WARM_UP)
 
 
 def test_devices_that_the_kubelet_does_not_offer_are_withdrawn() -> None:
