@@ -28,6 +28,7 @@ announce-%: python
 
 # What the demo needs; the development tools come on top, for everything else. --no-deps: the lock files
 # name everything, and pip would look for newer releases of what only an extra (coverage[toml]) asks for.
+# --no-compile: Python compiles what it imports; compiling everything takes a third of the time.
 $(VENV)/.runtime: requirements.txt pyproject.toml | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."

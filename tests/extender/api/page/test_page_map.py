@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -140,11 +140,19 @@ async def _until_painted(page: Page, condition: str, than: int) -> int:
 
     Pixels of the most common color do not count.
     """
-    # Not wait_for_function: it compiles its text in each frame, which the page's policy forbids.
+    return int(await _until(page, _PAINTED, [condition, than]))
+
+
+async def _until(page: Page, script: str, argument: object = None) -> Any:
+    """Evaluate a script until its result is true, and return that result.
+
+    Playwright's `wait_for_function` compiles its text in each frame, which the page's policy
+    forbids.
+    """
     async with asyncio.timeout(30):
-        while not (painted := await page.evaluate(_PAINTED, [condition, than])):
+        while not (result := await page.evaluate(script, argument)):
             await asyncio.sleep(0.02)
-    return int(painted)
+    return result
 
 
 async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
@@ -280,9 +288,7 @@ async def test_a_stale_figure_is_not_crossed_by_its_hatching(
             }"""
         )
         await page.keyboard.press("t")  # redraws everything
-        async with asyncio.timeout(30):
-            while not await page.evaluate("window.drawn.strokeText.length"):
-                await asyncio.sleep(0.02)
+        await _until(page, "window.drawn.strokeText.length")
         halos, figures = await page.evaluate("[window.drawn.strokeText, window.drawn.fillText]")
 
     # In the background color, below each figure of the only stale GPU.
