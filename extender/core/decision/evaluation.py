@@ -491,15 +491,16 @@ def evaluate_after(
 
     Devices that they release count as idle, because they are freed for this pod. If enough other
     whole devices are free, the pod would get those instead; then only pods that have ended are
-    removed.
+    removed. If enough shares are free, the device plugin chooses while these pods hold theirs.
     """
     row, tenants = pool.rows[at], inputs.overlay.get(pool.nodes[at], ())
     leaving = row.leaving
     if leaving is None or max(leaving.row.slots, default=0) >= len(snapshot.telemetry.latest):
         return None
     free = row.allocatable - row.held - sum(tenant.count for tenant in tenants)
-    if not row.is_shared and free >= inputs.devices.count:
-        leaving = leaving.of_ended(row)
+    if free >= inputs.devices.count:
+        used_now = replace(leaving.row, used=row.used)
+        leaving = replace(leaving, row=used_now) if row.is_shared else leaving.of_ended(row)
     batch = batch_after(
         leaving,
         tenants,

@@ -320,6 +320,28 @@ def test_preemptor_passes_on_its_nominated_node_despite_victims_readings() -> No
     assert explained[0].rejection == ""
 
 
+def test_leaving_pods_make_no_room_on_the_card_that_a_free_share_comes_from() -> None:
+    world = World()
+    world.add_node("node-0", 2, replicas=4)
+    world.read()
+    sixty = int(60 * GIB)
+    victims = [
+        world.bind(name, "node-0", on=[world.card("node-0")], memory_bytes=sixty // 2)
+        for name in "ab"
+    ]
+    world.bind("stays", "node-0", on=[world.card("node-0", 1)], memory_bytes=sixty)
+    world.read_after(300)
+    requested = request(memory_bytes=sixty, nominated_node="node-0")
+
+    for victim in victims:
+        world.fleet.apply_pod(replace(victim, is_deleting=True))
+    assert rejected(world.rank(requested)) == {"node-0": Code.NO_MEMORY}
+    for victim in victims:
+        world.end(victim)
+
+    assert rejected(world.rank(requested)) == {}
+
+
 def test_the_load_filter_passes_the_least_loaded_of_busy_nodes() -> None:
     world = World(Policy(load_filter=LoadFilter(is_enabled=True)))
     for index, load in enumerate((0.9, 0.5, 0.95)):
