@@ -309,7 +309,7 @@ class _Load:
         if expected is None:
             self.assumed_shares += replicas
         else:
-            self.guessed_bytes += expected * replicas
+            self.guessed_bytes += expected  # for all its shares of the device
             self.kindred += replicas
 
 

@@ -268,6 +268,7 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
     undeclared = list(row.undeclared or (0,) * len(used))
     open_slots = [slot for slot in range(len(used)) if slot not in closed]
     for tenant in tenants:
+        guessed_at = set[int]()  # its expected memory is for all its shares of a device
         for _ in range(min(tenant.count, row.replicas * len(open_slots))):
             slot = _next_slot(used, open_slots, row)
             used[slot] += 1
@@ -279,7 +280,8 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
             if tenant.expected_bytes is None:
                 assumed_shares[slot] += 1
             else:
-                guessed_bytes[slot] += tenant.expected_bytes
+                guessed_bytes[slot] += 0 if slot in guessed_at else tenant.expected_bytes
+                guessed_at.add(slot)
                 kindred[slot] += 1
     return replace(
         row,

@@ -107,14 +107,14 @@ def test_pod_stays_assumed_until_started_and_read(
     assert (row.assumed, row.assumed_shares) == ((1,), (1,))
 
 
-def test_memory_of_similar_pods_is_estimated_for_each_share_until_measured() -> None:
+def test_memory_of_similar_pods_is_estimated_once_for_all_shares_until_measured() -> None:
     tenancy = replace(TENANCY, expected=lambda _: int(6 * GIB))
     started = pod("a", 2, started_at=NOW)
 
     late = row_of([("a",)], started, replicas=10, tenancy=tenancy, measured_at=NOW)
     read = row_of([("a",)], started, replicas=10, tenancy=tenancy, measured_at=NOW + WARM_UP)
 
-    assert (late.guessed_bytes, late.assumed_shares) == ((12 * GIB,), (0,))
+    assert (late.guessed_bytes, late.assumed_shares) == ((6 * GIB,), (0,))
     assert (read.guessed_bytes, read.assumed_shares) == ((0.0,), (0,))
 
 

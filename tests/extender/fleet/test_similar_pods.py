@@ -188,6 +188,18 @@ def test_a_pod_without_readings_takes_the_memory_of_similar_pods() -> None:
     assert world.rank(other, ["node-1"]).feasible == 1
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_shares_of_one_card_take_their_pods_expected_memory_once(*, is_mapped: bool) -> None:
+    world = world_of()
+    measured(world, count=2)
+    world.is_mapped = is_mapped
+
+    world.bind("serve-2", "node-1", count=2, on=[world.card("node-1")], owner="ReplicaSet serve")
+    world.read_after(5)
+
+    assert world.row("node-1").guessed_bytes == (32 * GIB,)
+
+
 def test_an_owners_next_pod_goes_where_its_expected_memory_fits() -> None:
     world = world_of()
     record = measured(world, 60)
