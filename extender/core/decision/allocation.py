@@ -218,6 +218,8 @@ def _hold(
     if expected.is_shared and slots:
         # With fewer devices than replicas, the other replicas are on the same devices.
         shown = dict(zip(slots, shares_of(lasting, len(slots)), strict=True))
+        if not lasting and pod.started_at is not None:  # only ended init containers requested them
+            pod = replace(pod, memory_bytes=0)
     held = min(sum(shown.values()), count)
     return _Hold(
         pod=pod,

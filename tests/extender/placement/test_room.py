@@ -274,6 +274,14 @@ def test_shares_that_only_init_containers_requested_have_no_memory_once_these_ha
     assert room(world) == pytest.approx(60)
     assert world.row().used == (3,)
 
+    asked = {"lasting": {}, "memory_bytes": int(30 * GIB)}
+    world.bind("b", on=[world.card()], started_at=None, **asked)
+    use(world, 0)
+    assert room(world) == pytest.approx(30)
+    world.bind("b", **asked)
+    use(world, 0, LATER)
+    assert room(world) == pytest.approx(60)
+
 
 def test_a_pod_with_several_shares_of_a_card_declared_as_much_of_each() -> None:
     world = sliced()
