@@ -195,7 +195,7 @@ class Placer:
             ),
             gather_late=partial(self._gather_late, pod.uid, request),
         )
-        self._assume(pod, request, weighed.decision.best)
+        self._assume(pod, request, weighed.decision)
         self.history.add(record)
         self.decided.publish(record, weighed)
         return record
@@ -403,15 +403,21 @@ class Placer:
         found = self._gather(about, request, self.fleet.ledger.overlays(without=uid), nodes)
         return tuple(replace(part, is_late=True) for part in found)
 
-    def _assume(self, pod: PodRef, request: GpuRequest, node: str | None) -> None:
-        """Assume the pod on a node, or on none, until it is bound or the assumption expires.
+    def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
+        """Assume the pod on the best node, or on none, until it is bound or the assumption expires.
 
-        In shadow mode the pod may go anywhere, so it counts only once it is bound.
+        A nominated pod stays where it is nominated, unless that node is unsuitable and another one
+        is not. In shadow mode the pod may go anywhere, so it counts only once it is bound.
         """
         known, record = self.fleet.ledger.get(pod.uid), self.fleet.pods.get(pod.uid)
-        is_firm = known is not None and known.expires_at is None
-        if is_firm or (record is not None and record.node):
+        node = decision.best
+        if record is not None and record.node:
             return
+        if known is not None and known.expires_at is None:
+            at = decision.place_of(known.node)
+            is_suitable = at is not None and decision.codes[at] == Code.PASSES
+            if is_suitable or node is None or self.is_shadow:
+                return
         if node is None or self.is_shadow:
             self.fleet.ledger.drop(pod.uid)
         else:

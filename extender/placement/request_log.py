@@ -254,7 +254,7 @@ class RequestLog:
         self.answered_elsewhere.publish(request.uid, request.verb, answered_at)
 
     def _assume(self, request: AnsweredRequest) -> None:
-        """Assume a pod on another replica's first choice, by the same rules as on our own."""
+        """Assume a pod on another replica's first choice; a nominated pod stays where it is."""
         ledger, record = self._fleet.ledger, self._fleet.pods.get(request.uid)
         known = ledger.get(request.uid)
         is_firm = known is not None and known.expires_at is None

@@ -213,6 +213,21 @@ def test_nominated_pod_stays_on_its_node_despite_our_ranking() -> None:
     assert on(world) == {"node-1": ["uid-a"]}
 
 
+def test_a_nominated_pod_counts_where_it_goes_if_its_nominated_node_is_unsuitable() -> None:
+    world = time_sliced(2)
+    world.bind("tenant", "node-0", on=[world.card("node-0")], memory_bytes=int(60 * GIB))
+    world.read_after(300.0)
+    memory = int(60 * GIB)
+    for name in "ab":
+        world.fleet.apply_pod(pending(name, nominated_node="node-0", memory_bytes=memory))
+    requested = request(memory_bytes=memory, nominated_node="node-0")
+
+    assert world.place("a", requested) == "node-1"
+    assert world.place("b", requested) is None
+
+    assert on(world) == {"node-0": ["uid-b"], "node-1": ["uid-a"]}
+
+
 def test_a_pod_that_is_already_bound_is_not_counted_twice() -> None:
     world = time_sliced(1)
     world.bind("a", "node-0")
