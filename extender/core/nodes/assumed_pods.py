@@ -30,6 +30,7 @@ class Assumption:
         resources: requested (resource, count) pairs.
         memory_bytes: declared memory per device, None if not declared.
         expected_bytes: measured memory use of similar pods, None without such a pod.
+        rank: order of nominated pods, by priority and age; a pod does not count those after it.
         expires_at: expiry, seconds since the epoch; None for a nominated pod, which counts until it
             is bound, deleted or nominated elsewhere.
         last_refusal: kube-scheduler's message of the previous failed attempt, None without one
@@ -44,6 +45,7 @@ class Assumption:
     expires_at: float | None
     last_refusal: str | None = None
     expected_bytes: int | None = None
+    rank: tuple[int, float, str] = (0, 0.0, "")
 
     def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
         """Return whether an update of the unbound pod ends the assumption.
@@ -189,6 +191,9 @@ class Ledger:
     def overlays(self, *, without: str) -> _Overlays:
         """Return the assumed tenants by resource and node, without one pod.
 
+        If it is nominated, the pods that are nominated to its node after it do not count either:
+        otherwise pods that do not all fit would refuse the node to each other.
+
         The result is a copy and does not change later.
 
         Args:
@@ -198,8 +203,15 @@ class Ledger:
         own = self._by_uid.get(without)
         if own is not None:
             for resource, _ in own.resources:
-                _remove(overlays[resource], own.node, {without})
+                tenants = (self._by_uid[one.uid] for one in overlays[resource][own.node])
+                later = {one.uid for one in tenants if _is_nominated_after(one, own)}
+                _remove(overlays[resource], own.node, {without, *later})
         return {resource: nodes for resource, nodes in overlays.items() if nodes}
+
+
+def _is_nominated_after(other: Assumption, own: Assumption) -> bool:
+    is_nominated = own.expires_at is None and other.expires_at is None
+    return is_nominated and other.rank > own.rank
 
 
 def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:

@@ -228,6 +228,22 @@ def test_a_nominated_pod_counts_where_it_goes_if_its_nominated_node_is_unsuitabl
     assert on(world) == {"node-0": ["uid-b"], "node-1": ["uid-a"]}
 
 
+@pytest.mark.parametrize(("priority", "first", "other"), [(0, "a", "b"), (1, "b", "a")])
+def test_pods_nominated_to_one_node_do_not_block_each_other(
+    priority: int, first: str, other: str
+) -> None:
+    world = time_sliced(1)
+    memory = int(60 * GIB)
+    nominated: dict[str, Any] = {"nominated_node": "node-0", "memory_bytes": memory}
+    world.fleet.apply_pod(pending("b", created_at=20.0, priority=priority, **nominated))
+    world.fleet.apply_pod(pending("a", created_at=10.0, **nominated))
+    requested = request(memory_bytes=memory, nominated_node="node-0")
+
+    assert world.place(other, requested) is None
+    assert world.place(first, requested) == "node-0"
+    assert world.place("c", request(memory_bytes=memory)) is None
+
+
 def test_a_pod_that_is_already_bound_is_not_counted_twice() -> None:
     world = time_sliced(1)
     world.bind("a", "node-0")
