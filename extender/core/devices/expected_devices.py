@@ -20,7 +20,8 @@ _GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 """GKE's label for nodes whose GPU resource counts MIG instances: their profile."""
 
 _INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
-"""Karpenter's label: number of cards of the instance type."""
+_INSTANCE_MEMORY = "karpenter.k8s.aws/instance-gpu-memory"
+"""Karpenter's labels: number of cards of the instance type, and memory of each card in MiB."""
 
 _MIB = 1 << 20
 
@@ -159,7 +160,9 @@ def _expect(
     is_divided |= is_shared or strategy in _SHARING
     is_divided |= labels.get(f"{prefix}.product", "").endswith(_SHARED_PRODUCT)
     replicas = _replicas(label, physical, offered, count, is_divided=is_divided)
-    memory_mib = _number(node.labels.get(f"{prefix}.memory"))
+    memory_mib = _number(labels.get(f"{prefix}.memory"))
+    if not memory_mib and profiles == ("",):
+        memory_mib = _number(labels.get(_INSTANCE_MEMORY))
     return Expected(
         resource=resource,
         count=-(-offered // replicas),

@@ -222,6 +222,17 @@ def test_on_gke_the_gpu_resource_of_a_partitioned_node_counts_instances() -> Non
     assert devices_behind(node, expected, devices) == devices
 
 
+def test_karpenters_label_gives_the_memory_of_whole_cards() -> None:
+    labels = {"karpenter.k8s.aws/instance-gpu-memory": "16384"}
+    node = offering(labels, gpu=1, mig_1g_10gb=7)
+
+    found = {one.resource: one.memory_bytes for one in expected_devices(node, {})}
+
+    assert found == {GPU: 16384 * MIB, "nvidia.com/mig-1g.10gb": None}
+    gfd = offering(labels | gpu_labels(memory="15360"), gpu=1)
+    assert expected_devices(gfd, {})[0].memory_bytes == 15360 * MIB
+
+
 def test_labels_give_memory_and_sharing_strategy() -> None:
     labels = gpu_labels(replicas="4", sharing_strategy="mps", memory="81559")
 
