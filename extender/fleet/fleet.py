@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 
 from extender.core.decision.group_fit import GroupNeed
@@ -445,7 +445,12 @@ class Fleet:
 
     def memory_on(self, node: str, pod: GpuRequest | PodRecord) -> int | None:
         """Return the memory per device that a pod requires on a node, None if unknown."""
-        shared = int(pod.memory_share * self.store.card_bytes(node)) if pod.memory_share else 0
+        if not pod.memory_share:
+            return pod.memory_bytes or None
+        rows = self._allocations.rows.get(node, {})
+        of_pod = (row.slots for resource, row in rows.items() if resource in dict(pod.resources))
+        devices = [*chain.from_iterable(of_pod)] or self.store.rows_on([node])
+        shared = int(pod.memory_share * self.store.largest_bytes(devices))
         return max(shared, pod.memory_bytes or 0) or None
 
     def _declared(self, pod: PodRecord, node: str) -> PodRecord:

@@ -434,9 +434,9 @@ class DeviceStore:
             self._float[name][late] = np.nan  # attributed again with the next tenancy
         self._columns.soften_use(late)
 
-    def card_bytes(self, node: str) -> int:
-        """Return the memory of a node's largest card, 0 if unknown."""
-        total = self._columns.total_bytes(self.rows_on([node]))
+    def largest_bytes(self, rows: Sequence[int] | Rows) -> int:
+        """Return the memory of the largest of some devices, 0 if unknown."""
+        total = self._columns.total_bytes(np.array(rows, dtype=np.intp))
         return int(np.nanmax(total)) if np.any(~np.isnan(total)) else 0
 
     def occupancy(self, row: int) -> tuple[float, float, float]:

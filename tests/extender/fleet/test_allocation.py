@@ -221,6 +221,21 @@ def test_a_share_of_the_cards_memory_is_declared_in_bytes() -> None:
     assert made.row().declared_bytes == (20 * GIB,)
 
 
+def test_a_share_of_an_instances_memory_is_not_one_of_the_nodes_largest_device() -> None:
+    small, large = "nvidia.com/mig-1g.10gb.shared", "nvidia.com/mig-3g.40gb"
+    made, offered = World(), {small: 2, large: 1}
+    made.add_node(cards=0, allocatable=offered, capacity=offered, labels={})
+    made.add_instances("node", 0, ["1g.10gb", "3g.40gb"])
+    for number, gib in (("7", 10), ("8", 40)):
+        made.card(instance=number).values[Signal.MEMORY_FREE] = gib * GIB
+    made.read()
+
+    made.bind("a", on=[made.card(instance="7")], resources={small: 1}, memory_share=0.5)
+    made.read_after(120)
+
+    assert made.row(resource=small).declared_bytes == (5 * GIB,)
+
+
 def test_a_pods_load_on_a_shared_device_is_assumed_until_readings_cover_it() -> None:
     made = one_node(1, replicas=10)
     made.bind("a", on=[made.card()], memory_bytes=int(20 * GIB))
