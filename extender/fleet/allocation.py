@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from extender.core.decision.allocation import DeviceTenancy, allocate
+from extender.core.decision.allocation import DeviceTenancy, Guesses, allocate
 from extender.core.devices.expected_devices import (
     Expected,
     ExpectedDevice,
@@ -245,7 +245,9 @@ class NodeAllocations:
     ) -> dict[str, Leaving]:
         """Return the state of a node's devices without some pods (UIDs), by resource."""
         name, left = node.name, [pod for pod in pods if pod.uid not in victims]
-        after = self._allocate(node, left, self._tenants(name, left), self._policy)
+        guessed: Guesses = {}
+        self._allocate(node, pods, self._tenants(name, pods), self._policy, guessed)
+        after = self._allocate(node, left, self._tenants(name, left), self._policy, guessed)
         tenants, before = self.tenants_on(name), self._rows.get(name, {})
         gone = [pod for pod in pods if pod.uid in victims]
         return {
@@ -404,14 +406,13 @@ class NodeAllocations:
         policy: Policy,
     ) -> dict[str, PoolRow]:
         """Return a node's rows, each with the state after its terminating pods are gone."""
-        rows = self._allocate(node, pods, tenants, policy)
+        guessed: Guesses = {}
+        rows = self._allocate(node, pods, tenants, policy, guessed)
         leaving = [pod for pod in pods if pod.is_deleting]
         if not leaving and not self._departures.has_ended_pods(node.name):
             return rows
-        after = rows
-        if leaving:
-            left = [pod for pod in pods if not pod.is_deleting]
-            after = self._allocate(node, left, self._tenants(node.name, left), policy)
+        left = [pod for pod in pods if not pod.is_deleting]
+        after = self._allocate(node, left, self._tenants(node.name, left), policy, guessed)
         return {
             resource: replace(
                 row,
@@ -434,6 +435,7 @@ class NodeAllocations:
         pods: Sequence[PodRecord],
         tenants: TenantsByRow,
         policy: Policy,
+        guessed: Guesses,
     ) -> dict[str, PoolRow]:
         """Return a node's row in the pool of each of its resources."""
         model = self._models.on(node)
@@ -446,6 +448,7 @@ class NodeAllocations:
             started_at=self._clocks.started_at,
             works_since=self._clocks.works_since,
             expected=self.similar_pods.of,
+            guessed=guessed,
         )
         is_counted = bool(node.capacity or node.allocatable)
         free = node.host and node.host.less(self._requested.get(node.name, NONE))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, sub
 
 from extender.core.decision.landing import assume, closed_slots
 from extender.core.devices.expected_devices import Expected, ExpectedDevice, resource_profile
@@ -11,6 +11,9 @@ from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
 from extender.core.policy import Assumed, SharedPolicy
+
+Guesses = dict[tuple[tuple[int, ...], str], tuple[int, ...]]
+"""As `DeviceTenancy.guessed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class DeviceTenancy:
         works_since: returns the latest start of a pod's GPU containers on the same clock.
         expected: returns the measured memory use of similar pods per device in bytes, None without
             such a pod.
+        guessed: slots of pods that no source shows, one for each share, by all slots and UID.
+            `allocate` adds those that are missing. If None, nothing is remembered.
     """
 
     is_mapped: bool
@@ -35,6 +40,7 @@ class DeviceTenancy:
     started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
     works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
     expected: Callable[[PodRecord], int | None] = lambda _: None
+    guessed: Guesses | None = None
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
@@ -324,16 +330,21 @@ def _with_unseen(
 ) -> PoolRow:
     """Add the devices that the device holders do not show to the row, oldest pod first."""
     closed = closed_slots(row, tenancy.is_out)
+    guessed: Guesses = {} if tenancy.guessed is None else tenancy.guessed
     for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
-        pod = hold.pod
+        pod, lasting = hold.pod, hold.unseen - hold.idle
+        slots = guessed.get((row.slots, pod.uid), ())
         tenant = Tenant(
             uid=pod.uid,
-            count=hold.unseen - hold.idle,
+            count=lasting,
             memory_bytes=pod.memory_bytes,
             expected_bytes=tenancy.expected(pod),
+            slots=slots[:lasting],
         )
-        idle = Tenant(uid=pod.uid, count=hold.idle, memory_bytes=0)
+        idle = Tenant(uid=pod.uid, count=hold.idle, memory_bytes=0, slots=slots[lasting:])
         after = assume(row, (tenant, idle) if hold.idle else (tenant,), closed)
+        gained = enumerate(map(sub, after.used, row.used))
+        guessed[row.slots, pod.uid] = tuple(slot for slot, count in gained for _ in range(count))
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):

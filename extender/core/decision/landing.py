@@ -269,8 +269,9 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
     open_slots = [slot for slot in range(len(used)) if slot not in closed]
     for tenant in tenants:
         guessed_at = set[int]()  # its expected memory is for all its shares of a device
-        for _ in range(min(tenant.count, row.replicas * len(open_slots))):
-            slot = _next_slot(used, open_slots, row)
+        for share in range(min(tenant.count, row.replicas * len(open_slots))):
+            is_known = share < len(tenant.slots)
+            slot = tenant.slots[share] if is_known else _next_slot(used, open_slots, row)
             used[slot] += 1
             assumed[slot] += 1
             if tenant.memory_bytes is not None:

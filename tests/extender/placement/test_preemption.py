@@ -342,6 +342,31 @@ def test_leaving_pods_make_no_room_on_the_card_that_a_free_share_comes_from() ->
     assert rejected(world.rank(requested)) == {}
 
 
+@pytest.mark.parametrize("is_nominated", [True, False])
+def test_pods_of_unknown_cards_do_not_move_when_another_leaves(*, is_nominated: bool) -> None:
+    world = World()
+    world.is_mapped = False
+    world.add_node("node-0", 2, replicas=2)
+    world.read()
+    world.card("node-0").values.update({Signal.MEMORY_USED: 50 * GIB, Signal.MEMORY_FREE: 30 * GIB})
+    world.read_after(30, times=3)
+    victim = world.bind("a", "node-0", memory_bytes=int(10 * GIB))
+    for name, gib in (("stays", 60), ("b", 5), ("c", 5)):
+        world.now += 1
+        world.bind(name, "node-0", memory_bytes=int(gib * GIB))
+    world.card("node-0", 1).values.update(
+        {Signal.MEMORY_USED: 60 * GIB, Signal.MEMORY_FREE: 20 * GIB}
+    )
+    world.read_after(300)
+    requested = request(memory_bytes=int(40 * GIB), nominated_node="node-0")
+
+    if is_nominated:
+        world.fleet.apply_pod(replace(victim, is_deleting=True))
+        assert rejected(world.rank(requested)) == {"node-0": Code.NO_MEMORY}
+    else:
+        assert not accepts(world, requested, "a")
+
+
 def test_the_load_filter_passes_the_least_loaded_of_busy_nodes() -> None:
     world = World(Policy(load_filter=LoadFilter(is_enabled=True)))
     for index, load in enumerate((0.9, 0.5, 0.95)):
