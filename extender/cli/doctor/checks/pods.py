@@ -10,7 +10,6 @@ from typing import Final
 from extender.cli.doctor.facts import (
     Facts,
     Object,
-    annotations_of,
     command_of,
     containers,
     environment_of,
@@ -25,6 +24,8 @@ from extender.cli.doctor.facts import (
 )
 from extender.cli.doctor.findings import Problem, Severity, check
 from extender.core.nodes.pod_groups import POD_GROUP, PodGroup, read_group
+from extender.core.policy import Policy
+from extender.core.request.annotations import Annotation, TargetPolicy, read_annotations
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import mapping_of, number_of, objects_of, text_of
 
@@ -37,8 +38,6 @@ _IMAGE_CUDA: Final = (
 ...-cu124."""
 _REQUIREMENT: Final = re.compile(r"cuda>=([0-9]+)\.([0-9]+)")
 _UNMET: Final = re.compile(r"unsatisfied condition: [^\n]*?(cuda>=[0-9.]+|driver>=[0-9.]+)")
-
-_TARGET: Final = "idlegpu.io/target"
 
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ASSIGNMENT: Final = re.compile(
@@ -153,14 +152,15 @@ def _lost_targets(facts: Facts) -> Iterator[Problem]:
     known = {name_of(node) for node in facts.nodes or ()}
     evidence = []
     for pod in gpu_pods(facts):
-        targets = annotations_of(pod).get(_TARGET, "").split(";")
-        nodes = [name for each in targets if (name := each.partition("::")[0].strip())]
-        if nodes and not node_of(pod) and known.isdisjoint(nodes):
+        wishes = read_annotations(pod, Policy())
+        nodes = [target.node for target in wishes.targets]
+        waits = not node_of(pod) and wishes.target_policy is TargetPolicy.REQUIRE
+        if nodes and waits and known.isdisjoint(nodes):
             evidence.append(f"{key_of(pod)} names {', '.join(nodes)}")
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
-            what=f"pods name nodes in {_TARGET} that do not exist",
+            what=f"pods name nodes in {Annotation.TARGET} that do not exist",
             evidence=tuple(evidence),
             remedy="correct the names (kubectl get nodes), or set idlegpu.io/target-policy to "
             '"prefer" in the pod\'s template',

@@ -215,6 +215,7 @@ def test_a_size_may_stand_in_a_variable(command: list[str], gpus: int, expected:
     [
         ("gone::0; away", "", ["warning"]),
         ("gone; node-1::2", "", []),
+        ("gone; Node-1", "", []),
         ("gone", "node-1", []),
         (" ; ", "", []),
     ],
@@ -227,6 +228,12 @@ def test_a_waiting_pod_whose_targets_do_not_exist_is_reported(
     assert severities("IG304", at(waiting)) == expected
     if expected:
         assert "team/new names gone, away" in evidence("IG304", at(waiting))
+
+
+def test_a_pod_that_only_prefers_its_target_does_not_wait_for_it() -> None:
+    wishes = {"idlegpu.io/target": "gone", "idlegpu.io/target-policy": "prefer"}
+
+    assert severities("IG304", at(pod("new", 1, annotations=wishes))) == []
 
 
 # --- IG306 --------------------------------------------------------------------------------------
