@@ -113,13 +113,16 @@ def read_group(pod: Mapping[str, object]) -> PodGroup | None:
 
 
 def _own_group(spec: Mapping[str, object]) -> tuple[str, str, object] | None:
-    """Return Kubernetes' own group: `schedulingGroup` from 1.36 on, `workloadRef` in 1.35."""
+    """Return Kubernetes' own group: `schedulingGroup` from 1.36 on, `workloadRef` in 1.35.
+
+    1.35 reverts no placements: it holds the pods that have a node until the group has enough.
+    """
     if name := text_of(mapping_of(spec.get("schedulingGroup")).get("podGroupName")):
         return POD_GROUP, name, None
     reference = mapping_of(spec.get("workloadRef"))
     if workload := text_of(reference.get("name")):
         parts = (workload, reference.get("podGroup"), reference.get("podGroupReplicaKey"))
-        return POD_GROUP, "/".join(text_of(part) for part in parts if part), None
+        return "Workload", "/".join(text_of(part) for part in parts if part), None
     return None
 
 

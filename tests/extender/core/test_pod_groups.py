@@ -23,7 +23,7 @@ def pod(**parts: Any) -> dict[str, Any]:
         (pod(spec={"schedulingGroup": {"podGroupName": "train"}}), "PodGroup", "train", None),
         (
             pod(spec={"workloadRef": {"name": "w", "podGroup": "g", "podGroupReplicaKey": "1"}}),
-            "PodGroup",
+            "Workload",
             "w/g/1",
             None,
         ),
