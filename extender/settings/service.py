@@ -112,9 +112,16 @@ class DecisionsSettings(Section):
     )
 
 
+_KINDS: Final = frozenset({"node", "label"})
+"""Prefixes of entries that name no model."""
+
+
 def _check_entry(entry: str) -> str:
-    key, separator, _ = entry.removeprefix("label/").partition("=")
-    if entry.startswith("label/") and not (LABEL.fullmatch(key) and separator):
+    kind, slash, name = entry.partition("/")
+    if slash and kind not in _KINDS and kind.lower().removesuffix("s") in _KINDS:
+        raise ValueError(f"{entry!r} is not allowed: must be node/NAME or label/NAME=VALUE")
+    key, separator, _ = name.partition("=")
+    if kind == "label" and slash and not (LABEL.fullmatch(key) and separator):
         raise ValueError(f"{entry!r} is not allowed: must be label/NAME=VALUE")
     if entry == "node/":
         raise ValueError(f"{entry!r} is not allowed: must be node/NAME")

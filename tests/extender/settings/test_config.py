@@ -283,6 +283,10 @@ def test_anything_else_is_refused(address: str) -> None:
     [
         pytest.param("peers: {service: idlegpu-peers}", "peers.service", id="service"),
         pytest.param("peers: {addresses: ['a:1', 'b']}", "peers.addresses", id="addresses"),
+        pytest.param("prices: {Node/gpu-7: 1}", "must be node/NAME", id="price of a node"),
+        pytest.param("prices: {labels/a=b: 1}", "must be node/NAME", id="price by label"),
+        pytest.param("prices: {label/a: 1}", "must be label/NAME=VALUE", id="label"),
+        pytest.param("prices: {H100: -1}", "prices", id="negative price"),
     ],
 )
 def test_bad_setting_is_named(tmp_path: Path, text: str, name: str) -> None:
