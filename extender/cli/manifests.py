@@ -304,8 +304,13 @@ class GpuJob:
         """Check the values.
 
         Raises:
-            ClientError: a variable's name, the number of GPUs or an annotation is invalid.
+            ClientError: the command, a variable's name, the number of GPUs or an annotation is
+                invalid.
         """
+        if isinstance(self.command, str):
+            _refuse(
+                f"command {self.command!r}: must be a list of words, such as ['python', 'a.py']"
+            )
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
                 _refuse(f"env {name!r}: must be a variable's name, such as EPOCHS")

@@ -215,6 +215,7 @@ def test_client_submits_the_job_that_the_command_prints(
     [
         ({"env": {"1": "2"}}, "'1': must be a variable's name"),
         ({"gpus": 0}, "must be at least 1"),
+        ({"command": "python a.py"}, "command 'python a.py': must be a list of words"),
         ({"target": "gpu-1::x"}, "target 'gpu-1::x': must be 1 to 32 nodes"),
         ({"memory": "20"}, "memory '20': must be a quantity from 1Mi to 16Ti, such as 20Gi"),
         ({"model": "H100;A100"}, "model 'H100;A100': must be 1 to 16 models"),
