@@ -4,7 +4,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from extender.cli.transports import ClientError, Failure, cause_of
 from extender.core.policy import Policy
 from extender.core.request.annotations import Annotation, read_annotations
 from extender.core.sizing import Measured, Proposal, propose, texts_in
+from extender.core.untyped import mapping_of, objects_of
 from extender.runtime.decoding import decode_with
 
 Object = dict[str, Any]
@@ -77,13 +78,13 @@ def load_documents(file: str) -> list[object]:
         raise ClientError(f"cannot read {file}: {cause_of(error)}", Failure.BAD_REQUEST) from error
 
 
-def pods_of(document: object) -> Iterator[Object]:
-    """Yield the pods that an object would create."""
+def pods_of(document: object, namespace: str = "default") -> Iterator[Object]:
+    """Yield the pods that an object would create, in a namespace unless it states one."""
     if not isinstance(document, dict):
         return
     if str(document.get("kind", "")).endswith("List"):
-        for item in document.get("items") or ():
-            yield from pods_of(item)
+        for item in objects_of(document.get("items")):
+            yield from pods_of(item, namespace)
         return
     path = _TEMPLATES.get(str(document.get("kind")))
     if path is None:
@@ -93,20 +94,20 @@ def pods_of(document: object) -> Iterator[Object]:
         pod = pod.get(key) if isinstance(pod, dict) else None
     if not isinstance(pod, dict) or not isinstance(pod.get("spec"), dict):
         return
-    own, made = document.get("metadata") or {}, pod.get("metadata") or {}
-    names = {"name": own.get("name", ""), "namespace": own.get("namespace", "default")}
+    own, made = mapping_of(document.get("metadata")), mapping_of(pod.get("metadata"))
+    names = {"name": own.get("name", ""), "namespace": own.get("namespace", namespace)}
     yield {**pod, "kind": "Pod", "apiVersion": "v1", "metadata": {**names, **made}}
 
 
-def nested_pods(document: object) -> Iterator[Object]:
+def nested_pods(document: object, namespace: str) -> Iterator[Object]:
     """Yield a pod for each list of containers in an object of any kind, such as a RayService.
 
     Its pods get other names, so only namespace, images and requests are meaningful.
     """
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    namespace = (metadata or {}).get("namespace", "default")
+    metadata = mapping_of(mapping_of(document).get("metadata"))
+    names = {"namespace": metadata.get("namespace", namespace)}
     for spec in _specs_in(document):
-        yield {"kind": "Pod", "metadata": {"namespace": namespace}, "spec": spec}
+        yield {"kind": "Pod", "metadata": names, "spec": spec}
 
 
 def _specs_in(document: object) -> Iterator[Object]:
@@ -125,7 +126,7 @@ def owner_of(document: object) -> str:
     """Return a manifest's object as a pod's controller, KIND/NAME; "" if the object is a pod."""
     if not isinstance(document, dict) or document.get("kind") in {None, "Pod", "PodTemplate"}:
         return ""
-    name = (document.get("metadata") or {}).get("name")
+    name = mapping_of(document.get("metadata")).get("name")
     return f"{document['kind']}/{name}" if name else ""
 
 
@@ -392,22 +393,25 @@ def propose_for(
     Raises:
         ClientError: `owner` is malformed, or the extender does not answer.
     """
-    found = [(pod, document) for document in documents for pod in pods_of(document)]
-    found = found or [(pod, document) for document in documents for pod in nested_pods(document)]
+    found = [(pod, one) for one in documents for pod in pods_of(one, namespace)]
+    found = found or [(pod, one) for one in documents for pod in nested_pods(one, namespace)]
     pod: Object = {"spec": {"containers": [{"image": image} if image else {}]}}
+    pod["metadata"] = {"namespace": namespace}
     if found:
         pod, document = found[0]
         owner = owner or owner_of(document)
-    pod["metadata"] = {"namespace": namespace} | pod.get("metadata", {})
     measured = None
+    notes: tuple[str, ...] = ()
     if found or image or owner:
         try:
             measured = _measured(measure, pod, owner)
+            notes = () if measured else ("no similar pod was measured on a shared GPU",)
         except ClientError as error:
             if on_unreachable is None or error.failure is not Failure.UNREACHABLE:
                 raise
             on_unreachable(error)
-    return propose(text, " ".join((command, *texts_in(documents))), measured)
+    proposal = propose(text, " ".join((command, *texts_in(documents))), measured)
+    return replace(proposal, because=(*notes, *proposal.because))
 
 
 def _measured(measure: _Measure, pod: Object, owner: str) -> Measured | None:
@@ -416,6 +420,7 @@ def _measured(measure: _Measure, pod: Object, owner: str) -> Measured | None:
         raise ClientError(
             f"owner {owner!r}: must be KIND/NAME, such as Deployment/chat", Failure.BAD_REQUEST
         )
+    kind = next((one for one in _TEMPLATES if one.lower() == kind.lower()), kind)
     used = measure(pod, f"{kind} {name}" if owner else None).measured
     if used is None:
         return None

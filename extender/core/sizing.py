@@ -24,7 +24,8 @@ _ROOM: Final = 1.2
 would be too little for some of them: a pod without enough memory fails."""
 _SHARE_BYTES: Final = 12 * GIB
 """For serving tasks up to this size, a share of a GPU is proposed."""
-_NODE_GPUS: Final = 8
+NODE_GPUS: Final = 8
+"""The most GPUs that a usual node has."""
 
 
 class Certainty(StrEnum):
@@ -78,14 +79,14 @@ _TASKS: Final = (
     ),
     _Task(
         name="inference with 4-bit weights",
-        words=("awq", "gptq", "int4", "4-bit", "4 bit", "gguf"),
+        words=("awq", "gptq", "int4", "nf4", "4-bit", "4 bit", "4bit", "gguf"),
         bytes_each=0.8,
         billions=7,
         serves=True,
     ),
     _Task(
         name="inference with 8-bit weights",
-        words=("fp8", "int8", "8-bit", "8 bit"),
+        words=("fp8", "int8", "8-bit", "8 bit", "8bit"),
         bytes_each=1.4,
         billions=7,
         serves=True,
@@ -107,23 +108,30 @@ _LARGE_BILLIONS: Final = 70.0
 """Size of "a large model" without a number."""
 
 _SIZE: Final = re.compile(
-    r"(?<![\d.,])(?:(\d{1,3})\s?x\s?)?(\d{1,6}(?:[.,]\d{1,4})?)\s{0,2}-?\s{0,2}(billion|bn|b|million|m)\b"
+    r"(?<![\d.,])(?:(\d{1,3})\s?x\s?)?(\d{1,6}(?:[.,]\d{1,4})?)"
+    r"(?:\s{0,2}-?\s{0,2}(trillion|billion|bn|million)|[\s-]?(b|m))\b"
     r"(?!\s{0,2}-?\s{0,2}(?:tokens?|samples?|examples?|images?|rows?|steps?|documents?|records?)\b)",
     re.IGNORECASE,
 )
 """Parameters of a model, of several experts in one (`8x7B`), but no amount of data (`5B tokens`).
 Every repetition is bounded, so that the time grows only linearly with the text."""
 _THOUSANDS: Final = re.compile(r",(?=\d{3}$)")
-_LARGE: Final = re.compile(r"\blarge\b|\bllm\b", re.IGNORECASE)
+_LARGE: Final = re.compile(r"(?<![\w-])(?:large\b(?!-)|llm\b)", re.IGNORECASE)
+"""Words for a large language model, but no part of a name such as `whisper-large-v3`."""
+_SERVING: Final = re.compile(
+    r"--(?:kv[-_]cache[-_]dtype[\s=]+\S+|lora[-_]modules[\s=]+\S+|enable[-_]lora|max[-_]lora)"
+)
+"""Options of vLLM and SGLang that state neither the type of the weights nor a training."""
 _PARALLEL: Final = re.compile(
-    r"""(?<![\w-])(?:-{0,2}(?:tensor[-_]?parallel[-_]?size|tp[-_]?size)|--?tp|parallelism:\s+tensor)"""
+    r"""(?<![\w-])(?:-{0,2}(?:(?:tensor[-_ ]?parallel|tp)[-_ ]?size|tp)|parallelism:\s+tensor)"""
     r"""["']?(?:\s+value:)?[\s=:]+["']?([1-9]\d{0,2})\b""",
     re.IGNORECASE,
 )
 """Options and keys of vLLM, SGLang and TensorRT-LLM, variables of these names in a container
 (`name: TP_SIZE value: 4`), and KServe's `parallelism: {tensor: 4}`."""
 _PIPELINE: Final = re.compile(
-    r"(?<![\w-])-{1,2}(?:pipeline[-_]parallel[-_]size|pp[-_]size|pp)[\s=]+([1-9]\d{0,2})\b",
+    r"""(?<![\w-])(?:-{0,2}pipeline[-_]parallel[-_]size|--?pp(?:[-_]size)?)"""
+    r"""["']?[\s=:]+["']?([1-9]\d{0,2})\b""",
     re.IGNORECASE,
 )
 """Options that divide the model into stages, each with the GPUs of `_PARALLEL`."""
@@ -143,15 +151,16 @@ _LAUNCHED: Final = re.compile(
     r"(?<![\w-])--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[\s=]+([1-9]\d{0,2})\b"
 )
 """Options of torchrun, accelerate and deepspeed: the number of processes, each with one GPU."""
+_WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS: Final = dict(zip(_WORDS, range(1, 11), strict=True)) | {"sixteen": 16}
 _COUNTED: Final = re.compile(
-    r"(?<![\w.,-])(\d{1,3}|one|two|three|four|six|eight|sixteen)\s?[x\u00d7]?\s?"
+    rf"(?<![\w.,-])(\d{{1,3}}|{'|'.join(_NUMBERS)})\s?[x\u00d7-]?\s?"
     r"(?:(?:nvidia|geforce|tesla)\s)?([a-z]+\d*[a-z]*)\b",
     re.IGNORECASE,
 )
 """A number and the word after it, which may be a GPU or a model."""
 _CARD_WORDS: Final = frozenset({"gpu", "card", "rtx", "gtx"})
-_NUMBERS: Final = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
-_SCALES: Final[Mapping[str, float]] = {"billion": 1.0, "bn": 1.0, "b": 1.0}
+_SCALES: Final[Mapping[str, float]] = {"trillion": 1e3, "billion": 1.0, "bn": 1.0, "b": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,16 +223,16 @@ def propose(
     """
     described = f"{text} {command}"
     task = _task_of(described)
-    billions, is_stated = _billions(described, task)
+    billions, is_stated = _billions(text, command, task)
     because: list[str] = []
     total = math.ceil(billions * _BILLION * task.bytes_each) if task and billions else 0
-    copies = 1
+    parts = None
     if gpus is None:
-        gpus, copies, reason = _stated_gpus(text, command)
+        gpus, parts, reason = _stated_gpus(text, described)
         because += [reason] if reason else []
     is_counted = bool(because)
     stated, gpus = gpus, gpus or _gpus_for(total)
-    each = math.ceil(total * copies / gpus / GIB) * GIB if total else None
+    each = math.ceil(total / (parts or gpus) / GIB) * GIB if total else None
     certainty = Certainty.ESTIMATED if is_stated else Certainty.GUESSED
     if measured is not None:
         each = math.ceil(measured.memory_bytes * _ROOM / GIB) * GIB
@@ -239,12 +248,15 @@ def propose(
         because.append(f"the task is unknown: {alone}no memory is reserved")
     else:
         because.append(_estimate_words(task, billions, total, is_stated=is_stated))
-    if gpus > _NODE_GPUS:
-        because.append(f"more than {_NODE_GPUS} GPUs: several pods, one for each node")
+    models = _models(each)
+    if each is not None and models is None:
+        because.append(f"no usual card has {each // GIB} GiB: spread the task over more GPUs")
+    if gpus > NODE_GPUS:
+        because.append(f"more than {NODE_GPUS} GPUs: several pods, one for each node")
     return Proposal(
         gpus=gpus,
         memory_bytes=each,
-        models=_models(each),
+        models=models or (),
         is_share_enough=gpus == 1
         and each is not None
         and each <= _SHARE_BYTES
@@ -254,36 +266,40 @@ def propose(
     )
 
 
-def _stated_gpus(text: str, command: str) -> tuple[int | None, int, str]:
-    """Return the number of GPUs that a task states, the copies of its model on them, and where.
+def _stated_gpus(text: str, described: str) -> tuple[int | None, int | None, str]:
+    """Return the GPUs that a task states, the number that hold its model once, and where.
 
-    (None, 1, "") if it states none.
+    (None, None, "") if it states none.
+
+    Args:
+        text: description of the task.
+        described: the same with its command.
     """
-    parts = [found for one in (_PARALLEL, _PIPELINE) if (found := one.search(command))]
-    copies = _LOCAL_COPIES.search(command) or _COPIES.search(command)
-    if copies and not _SHARES_RANKS.search(command):
+    parts = [found for one in (_PARALLEL, _PIPELINE) if (found := one.search(described))]
+    holders = math.prod(int(part[1]) for part in parts)
+    copies = _LOCAL_COPIES.search(described) or _COPIES.search(described)
+    if copies and not _SHARES_RANKS.search(described):
         parts.append(copies)
     if parts:
         gpus = 1
         stated: list[re.Match[str]] = []
         for part in parts:
             # Beyond one node, stages and copies are on several nodes.
-            if not stated or gpus * int(part[1]) <= _NODE_GPUS:
+            if not stated or gpus * int(part[1]) <= NODE_GPUS:
                 gpus *= int(part[1])
                 stated.append(part)
-        number = int(copies[1]) if copies in stated else 1
         words = " ".join(part[0].strip() for part in stated)
-        return gpus, number, f"the command spreads the model over {gpus} GPUs: {words}"
-    if launched := _LAUNCHED.search(command):
+        return gpus, holders, f"the command spreads the model over {gpus} GPUs: {words}"
+    if launched := _LAUNCHED.search(described):
         words = launched[0].strip()
-        return int(launched[1]), 1, f"the command starts a process for each GPU: {words}"
+        return int(launched[1]), None, f"the command starts a process for each GPU: {words}"
     for counted in _COUNTED.finditer(text):
         word = counted[2].lower()
         if any(map(_is_card, (word, word.removesuffix("s")))):
             gpus = _NUMBERS.get(counted[1].lower()) or int(counted[1])
             if gpus:
-                return gpus, 1, f"the description states the GPUs: {counted[0].strip()}"
-    return None, 1, ""
+                return gpus, None, f"the description states the GPUs: {counted[0].strip()}"
+    return None, None, ""
 
 
 def _is_card(word: str) -> bool:
@@ -291,7 +307,7 @@ def _is_card(word: str) -> bool:
 
 
 def _task_of(text: str) -> _Task | None:
-    lowered = text.lower()
+    lowered = _SERVING.sub("", text.lower())
     return next(
         (
             task
@@ -302,16 +318,22 @@ def _task_of(text: str) -> _Task | None:
     )
 
 
-def _billions(text: str, task: _Task | None) -> tuple[float, bool]:
-    """Return the model's parameters in billions, and whether the text states them."""
-    stated = _SIZE.search(text)
-    if stated is not None:
-        scale = _SCALES.get(stated[3].lower(), 1e-3)
+def _billions(text: str, command: str, task: _Task | None) -> tuple[float, bool]:
+    """Return the model's parameters in billions, and whether the task states them."""
+    described = f"{text} {command}"
+    for stated in _SIZE.finditer(described):
+        unit = (stated[3] or stated[4]).lower()
+        # In a command `500m` is half a CPU or a time, unless a name ends in it.
+        is_amount = unit == "m" and described[stated.start() - 1] not in "-_"
+        if is_amount and stated.start() > len(text):
+            continue
         number = float(_THOUSANDS.sub("", stated[2]).replace(",", "."))
-        return int(stated[1] or 1) * number * scale, True
+        return int(stated[1] or 1) * number * _SCALES.get(unit, 1e-3), True
     if task is None:
         return 0.0, False
-    return (_LARGE_BILLIONS if _LARGE.search(text) else task.billions), False
+    # Embeddings come from small models, also from those that are called large.
+    is_large = task.billions >= 1 and _LARGE.search(described)
+    return (_LARGE_BILLIONS if is_large else task.billions), False
 
 
 def _gpus_for(total: int) -> int:
@@ -321,22 +343,26 @@ def _gpus_for(total: int) -> int:
 
 
 def _estimate_words(task: _Task, billions: float, total: int, *, is_stated: bool) -> str:
-    known = "" if is_stated else ", assumed because no size is given"
+    known = "" if is_stated else ", assumed because no size such as 7B is recognized"
     return (
         f"{task.name} of {billions:g} billion parameters{known}: {task.bytes_each:g} bytes for "
         f"each, {math.ceil(total / GIB)} GiB in all"
     )
 
 
-def _models(each: int | None) -> tuple[str, ...]:
-    """Return usual models with that much memory; () if nearly all have it."""
+def _models(each: int | None) -> tuple[str, ...] | None:
+    """Return usual models with that much memory; () if nearly all have it, None if none has."""
     if each is None or each <= 15 * GIB:
         return ()
     if each <= 22 * GIB:
         return ("L4", "A10", "L40S", "A100", "H100")
     if each <= 44 * GIB:
         return ("L40S", "A40", "A100 80GB", "H100")
-    return ("A100 80GB", "H100", "H200")
+    if each <= _CARD_BYTES:
+        return ("A100 80GB", "H100", "H200")
+    if each <= 141 * GIB:
+        return ("H200", "B200", "B300")
+    return ("B300",) if each <= 270 * GIB else None
 
 
 def texts_in(document: object) -> Iterator[str]:

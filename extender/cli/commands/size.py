@@ -9,7 +9,7 @@ from rich.text import Text
 from extender.cli.manifests import load_documents, propose_for
 from extender.cli.session import FILE, NAMESPACES, Session, connected, show_table
 from extender.cli.tables import line, stack
-from extender.core.sizing import GIB, Certainty, Proposal
+from extender.core.sizing import GIB, NODE_GPUS, Certainty, Proposal
 
 _WORDS = {
     Certainty.MEASURED: "measured from similar pods",
@@ -62,7 +62,7 @@ def _render(found: Proposal) -> RenderableType:
     memory = f", {found.memory_bytes // GIB} GiB on each" if found.memory_bytes else ""
     wishes = {"gpu-memory": f"{found.memory_bytes // GIB}Gi" if found.memory_bytes else ""}
     wishes["prefer-models"] = ",".join(found.models)
-    options = [f"--gpus {found.gpus}"]
+    options = [f"--gpus {min(found.gpus, NODE_GPUS)}"]
     options += [f"--memory {wishes['gpu-memory']}"] if wishes["gpu-memory"] else []
     options += [f"--model {shlex.quote(wishes['prefer-models'])}"] if found.models else []
     return stack(

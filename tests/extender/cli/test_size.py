@@ -44,7 +44,7 @@ from testkit.cli_serving import Run
         ("", "deepspeed --num_gpus=4 sft.py", 4, 5, False, "guessed"),
         ("", "accelerate launch --num_processes 2 x.py", 2, None, False, "stated"),
         ("", "vllm serve m-70b -tp 2 --pipeline-parallel-size 2", 4, 40, False, "estimated"),
-        ("", "vllm serve m-70b -tp 8 --pipeline-parallel-size 2", 8, 20, False, "estimated"),
+        ("", "vllm serve m-70b -tp 8 --pipeline-parallel-size 2", 8, 10, False, "estimated"),
         ("", "vllm serve m-8b --data-parallel-size 4", 4, 18, False, "estimated"),
         ("", "vllm serve m-70b -tp 2 -dp 2", 4, 79, False, "estimated"),
         ("", "vllm serve m-8b -dp 16 --data-parallel-size-local 4", 4, 18, False, "estimated"),
@@ -52,6 +52,26 @@ from testkit.cli_serving import Run
         ("", "sglang.launch_server --tp 4 --dp-size 2", 8, 4, False, "guessed"),
         ("", "sglang.launch_server --tp 8 --dp 8 --enable-dp-attention", 8, 2, False, "guessed"),
         ("", "dp_size: 2", 2, None, False, "stated"),
+        ("serve mixtral 8x7b --tp 4", "", 4, 32, False, "estimated"),
+        ("serve a 70B model, TP=4", "", 4, 40, False, "estimated"),
+        ("train a 7B model on five 4-GPU nodes", "", 4, 30, False, "estimated"),
+        ("", "cpu: 500m memory: 512M image: vllm --model m-13b", 1, 30, False, "estimated"),
+        ("", "python3 -m vllm.api_server --model m-13b", 1, 30, False, "estimated"),
+        ("", "vllm serve SmolLM2-135M", 1, 1, True, "estimated"),
+        ("", "vllm serve m-8b --kv-cache-dtype fp8", 1, 18, False, "estimated"),
+        ("", "vllm serve m-8b --enable-lora --max-lora-rank 16", 1, 18, False, "estimated"),
+        (
+            "",
+            "vllm tensor_parallel_size: 2 pipeline_parallel_size: 2 m-70b",
+            4,
+            40,
+            False,
+            "estimated",
+        ),
+        ("4bit inference of a 13B model", "", 1, 10, True, "estimated"),
+        ("serve 1.8 trillion parameters in 8bit", "", 64, 37, False, "estimated"),
+        ("serve whisper-large-v3", "", 1, 16, False, "guessed"),
+        ("embeddings with a large model", "", 1, 2, True, "guessed"),
     ],
 )
 def test_proposal_states_its_basis(
@@ -62,6 +82,16 @@ def test_proposal_states_its_basis(
     assert (found.gpus, found.is_share_enough, found.certainty.value) == (gpus, is_share, certainty)
     assert found.memory_bytes == (None if gib is None else gib * GIB)
     assert found.because
+
+
+def test_a_task_that_no_card_holds_is_said_so() -> None:
+    found = propose("fine-tune a 70B model on 4 GPUs")
+
+    assert (found.memory_bytes, found.models) == (294 * GIB, ())
+    assert "no usual card has 294 GiB: spread the task over more GPUs" in found.because
+    assert propose("train a 4B model on 1 GPU").models == ("A100 80GB", "H100", "H200")
+    assert propose("train a 7B model on 1 GPU").models == ("H200", "B200", "B300")
+    assert propose("train a 14B model on 1 GPU").models == ("B300",)
 
 
 def test_use_of_similar_pods_counts_before_the_description() -> None:
@@ -175,13 +205,49 @@ def test_a_manifest_of_any_kind_is_sized_by_similar_pods(document: dict[str, Any
             measured=MeasuredUse(by="images", pods=2, memory_bytes=5 * GIB, least_bytes=GIB)
         )
 
-    named = document | {"metadata": {"name": "chat", "namespace": "team"}}
-    found = propose_for(measure, documents=[named])
+    named = document | {"metadata": {"name": "chat"}}
+    found = propose_for(measure, documents=[named], namespace="team")
 
     ((pod, owner),) = requested
     assert pod["spec"]["containers"] == [{"image": "i"}]
     assert (pod["metadata"], owner) == ({"namespace": "team"}, f"{document['kind']} chat")
     assert found.certainty is Certainty.MEASURED
+
+
+def test_the_kind_of_an_owner_is_found_in_any_case() -> None:
+    requested: list[str | None] = []
+
+    def measure(_: dict[str, Any], owner: str | None) -> Size:
+        requested.append(owner)
+        return Size(measured=None)
+
+    found = propose_for(measure, owner="statefulset/chat", text="serve a 7B model")
+
+    assert requested == ["StatefulSet chat"]
+    assert found.because[0] == "no similar pod was measured on a shared GPU"
+
+
+@pytest.mark.parametrize(
+    "document", [{"kind": "Pod", "metadata": "a"}, {"kind": "PodList", "items": 5}]
+)
+def test_a_malformed_manifest_is_sized_by_its_words(document: dict[str, Any]) -> None:
+    pod = {"spec": {"containers": [{"args": ["--tp", "2"]}]}}
+
+    assert propose_for(lambda *_: Size(measured=None), documents=[pod | document]).gpus == 2
+
+
+def test_a_manifest_without_a_namespace_is_in_the_one_that_the_user_names() -> None:
+    requested: list[str] = []
+
+    def measure(pod: dict[str, Any], _: str | None) -> Size:
+        requested.append(pod["metadata"]["namespace"])
+        return Size(measured=None)
+
+    for metadata in ({}, {"namespace": "own"}):
+        job = {"kind": "Job", "metadata": metadata, "spec": {"template": {"spec": {}}}}
+        propose_for(measure, documents=[job], namespace="team")
+
+    assert requested == ["team", "own"]
 
 
 def test_the_client_sizes_as_the_command_line_does(url: str) -> None:
@@ -205,6 +271,13 @@ def test_a_task_is_sized_without_an_extender(run: Run) -> None:
     requested = run("size", "--image", "team/chat", IDLEGPU_URL="http://127.0.0.1:9")
     assert requested.exit_code == 0, requested.output
     assert "similar pods are not known" in requested.stderr
+
+
+def test_the_command_line_is_for_one_pod_of_several(run: Run) -> None:
+    shown = run("size", "--text", "serve a 671B model", IDLEGPU_URL="http://127.0.0.1:9")
+
+    assert "32 GPUs" in shown.stdout
+    assert "idlegpu run --gpus 8 --memory 47Gi" in shown.stdout
 
 
 def test_something_must_be_said(run: Run) -> None:
