@@ -94,7 +94,7 @@ class TokenReviewer:
         self._clock = clock
         self._monotonic = monotonic
         self._accepted: Recent[Sender] = Recent(_MAX_CACHED)
-        self._rejected: Recent[tuple[float, RefusedError]] = Recent(_MAX_CACHED)
+        self._rejected: Recent[tuple[float, AgentRefusal, str]] = Recent(_MAX_CACHED)
         self._fair_queue = FairQueue(
             at_once=_PARALLEL,
             waiting_each=_MAX_WAITING,
@@ -136,7 +136,9 @@ class TokenReviewer:
             raise RefusedError(AgentRefusal.BUSY, text) from error
         except RefusedError as error:
             if error.refusal is not AgentRefusal.NOT_REVIEWED:
-                self._rejected.put(key, (self._monotonic() + _REJECTED_SECONDS, error))
+                # Not the error: its traceback would keep the token in memory.
+                until = self._monotonic() + _REJECTED_SECONDS
+                self._rejected.put(key, (until, error.refusal, str(error)))
             raise
         self._accepted.put(key, sender)
         return sender
@@ -150,9 +152,9 @@ class TokenReviewer:
         sender = self._accepted.get(key)
         if sender is not None and sender.expires_at > self._clock() and self.accepts(sender):
             return sender
-        until, error = self._rejected.get(key) or (0.0, None)
-        if error is not None and self._monotonic() < until:
-            raise RefusedError(error.refusal, str(error))
+        rejected = self._rejected.get(key)
+        if rejected is not None and self._monotonic() < rejected[0]:
+            raise RefusedError(*rejected[1:])
         return None
 
     def _check_claims(self, claims: Mapping[str, object]) -> None:
