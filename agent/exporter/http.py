@@ -125,6 +125,7 @@ class _Connection:
         self._writer = writer
         self._routes = routes
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._method = b"GET"
         self.last_received_at = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
@@ -146,14 +147,15 @@ class _Connection:
         except h11.RemoteProtocolError as error:
             if self._protocol.our_state is h11.ERROR:
                 return False
-            await self._send(_text_answer(HTTPStatus(error.error_status_hint), str(error)), b"GET")
+            answer = _text_answer(HTTPStatus(error.error_status_hint), str(error))
+            await self._send(answer, self._method)
             return False
         await self._send(answer, request.method)
         return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE
 
     async def _next_request(self) -> h11.Request | None:
         """Receive a complete request; None if the client has disconnected."""
-        request = None
+        request, self._method = None, b"GET"
         clock = asyncio.get_running_loop().time
         deadline, is_idle = clock() + _IDLE_SECONDS, True
         while True:
@@ -165,7 +167,7 @@ class _Connection:
                 if is_idle:  # the limit is for the whole request, however it arrives
                     deadline, is_idle = self.last_received_at + _REQUEST_SECONDS, False
             elif isinstance(event, h11.Request):
-                request = event
+                request, self._method = event, event.method
             elif isinstance(event, h11.EndOfMessage):
                 return request
             elif event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):

@@ -116,9 +116,10 @@ async def test_an_exception_in_a_route_is_logged_and_does_not_affect_other_reque
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /hello HTTP/1.1\r\n\r\n", b"400"),
         (b"GET /hello HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 40_000, b"431"),
+        (b"HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
     ],
-    ids=["nonsense", "without-host", "too-long", "tls"],
+    ids=["nonsense", "without-host", "too-long", "bad-chunk", "tls"],
 )
 async def test_malformed_http_is_rejected_and_the_connection_closed(
     address: Address, sent: bytes, status: bytes
