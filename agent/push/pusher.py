@@ -1,7 +1,6 @@
 """Push reports to all extender replicas: resolve their addresses, and keep one link to each."""
 
 import asyncio
-import contextlib
 import logging
 import random
 import socket
@@ -124,10 +123,10 @@ class ReportLink:
             self._record_success()
             await self._send_updates(stream, farewell_task, self._connection_deadline(token))
         finally:
-            farewell_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, *_FAILURES):
-                await farewell_task
             stream.writer.transport.abort()
+            farewell_task.cancel()
+            await asyncio.wait([farewell_task])  # unlike the task itself, it hides no cancellation
+            _ = farewell_task.cancelled() or farewell_task.exception()  # asyncio logs unread ones
 
     async def _open(self, token: Token) -> Stream:
         """Connect and request the stream.

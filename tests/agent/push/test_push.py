@@ -253,6 +253,23 @@ async def test_after_a_failure_every_replica_gets_reports_again(tmp_path: Path) 
         await asyncio.wait([again])
 
 
+async def test_a_link_that_is_cancelled_while_its_connection_ends_does_not_reconnect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
+
+        async def end(*_: object) -> None:
+            asyncio.get_running_loop().call_soon(task.cancel)  # once the connection is being ended
+
+        monkeypatch.setattr(link, "_send_updates", end)
+        task = asyncio.create_task(link.run())
+        await asyncio.wait([task], timeout=10)
+
+        assert task.cancelled()
+
+
 def test_the_expiry_is_read_from_the_token(tmp_path: Path) -> None:
     at = time.time() + 600
     path = tmp_path / "token"
