@@ -22,8 +22,9 @@ _UUID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _SHARE_SUFFIX: Final = re.compile(rf"((?:GPU|MIG)-{_UUID})[-_]+(.+)", re.IGNORECASE)
 """Other vendors' device plugins append the share to the UUID: `GPU-…-0`, `GPU-…-_-0`."""
 _LEGACY_MIG: Final = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/\d+", re.IGNORECASE)
-_MINOR: Final = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/(vgpu\d+))?", re.IGNORECASE)
-_CLAIM_DEVICE: Final = re.compile(r"gpu-(\d+)(-mig-.+)?", re.IGNORECASE)
+_MINOR: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d+))?(?:/(vgpu\d+))?", re.IGNORECASE)
+_CLAIM_DEVICE: Final = re.compile(r"gpu-(\d{1,9})(-mig-.+)?", re.IGNORECASE)
+"""Up to nine digits: `int` fails for thousands."""
 
 logger = logging.getLogger(__name__)
 

@@ -60,6 +60,7 @@ def claim(device: str, *cdi: str) -> DeviceClaim:
             f"{CARD}-_-4", _DeviceMatch(keys=(WHOLE,), share="4"), id="others-longer-suffix"
         ),
         pytest.param("nvidia7", None, id="no-such-card"),
+        pytest.param("nvidia" + "1" * 5000, None, id="too-long-for-a-number"),
         pytest.param("nvidia1/gi9", None, id="no-such-instance"),
         pytest.param("GPU-unknown", None, id="unknown-uuid"),
         pytest.param("rdma0", None, id="no-gpu"),
@@ -80,6 +81,7 @@ def test_device_ids_of_all_plugins_are_resolved(device_id: str, meant: _DeviceMa
         pytest.param(claim("", f"nvidia.com/gpu={CARD}"), (WHOLE,), id="cdi-name-by-uuid"),
         pytest.param(claim("gpu-1"), None, id="whole-card-that-has-instances-now"),
         pytest.param(claim("channel-0"), None, id="no-device"),
+        pytest.param(claim("gpu-" + "1" * 5000), None, id="too-long-for-a-number"),
     ],
 )
 def test_the_device_of_a_claim_is_resolved(
