@@ -12,7 +12,7 @@ from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
 from extender.core.policy import Assumed, SharedPolicy
 
-Guesses = dict[tuple[tuple[int, ...], str], tuple[int, ...]]
+Guesses = dict[tuple[tuple[int, ...], str, bool], tuple[int, ...]]
 """As `DeviceTenancy.guessed`."""
 
 
@@ -332,19 +332,18 @@ def _with_unseen(
     closed = closed_slots(row, tenancy.is_out)
     guessed: Guesses = {} if tenancy.guessed is None else tenancy.guessed
     for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
-        pod, lasting = hold.pod, hold.unseen - hold.idle
-        slots = guessed.get((row.slots, pod.uid), ())
-        tenant = Tenant(
-            uid=pod.uid,
-            count=lasting,
-            memory_bytes=pod.memory_bytes,
-            expected_bytes=tenancy.expected(pod),
-            slots=slots[:lasting],
-        )
-        idle = Tenant(uid=pod.uid, count=hold.idle, memory_bytes=0, slots=slots[lasting:])
-        after = assume(row, (tenant, idle) if hold.idle else (tenant,), closed)
-        gained = enumerate(map(sub, after.used, row.used))
-        guessed[row.slots, pod.uid] = tuple(slot for slot, count in gained for _ in range(count))
+        pod, after = hold.pod, row
+        for is_idle, count in ((False, hold.unseen - hold.idle), (True, hold.idle)):
+            key = (row.slots, pod.uid, is_idle)
+            tenant = Tenant(
+                uid=pod.uid,
+                count=count,
+                memory_bytes=0 if is_idle else pod.memory_bytes,
+                expected_bytes=tenancy.expected(pod),
+                placed=guessed.get(key, ()),
+            )
+            before, after = after, assume(after, (tenant,), closed) if count else after
+            guessed[key] = tuple(map(sub, after.used, before.used))
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):

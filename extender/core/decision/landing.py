@@ -7,6 +7,7 @@ long as the count confirms that number of holders. The certainty is the probabil
 of the pod are good; docs/decision.md explains it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -268,22 +269,18 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
     undeclared = list(row.undeclared or (0,) * len(used))
     open_slots = [slot for slot in range(len(used)) if slot not in closed]
     for tenant in tenants:
-        guessed_at = set[int]()  # its expected memory is for all its shares of a device
-        for share in range(min(tenant.count, row.replicas * len(open_slots))):
-            is_known = share < len(tenant.slots)
-            slot = tenant.slots[share] if is_known else _next_slot(used, open_slots, row)
-            used[slot] += 1
-            assumed[slot] += 1
+        for slot, count in _allocated(used, open_slots, row, tenant):
+            used[slot] += count
+            assumed[slot] += count
             if tenant.memory_bytes is not None:
-                declared_bytes[slot] += tenant.memory_bytes
+                declared_bytes[slot] += tenant.memory_bytes * count
                 continue
-            undeclared[slot] += 1
+            undeclared[slot] += count
             if tenant.expected_bytes is None:
-                assumed_shares[slot] += 1
+                assumed_shares[slot] += count
             else:
-                guessed_bytes[slot] += 0 if slot in guessed_at else tenant.expected_bytes
-                guessed_at.add(slot)
-                kindred[slot] += 1
+                guessed_bytes[slot] += tenant.expected_bytes  # for all its shares of the device
+                kindred[slot] += count
     return replace(
         row,
         held=row.held + sum(tenant.count for tenant in tenants),
@@ -297,13 +294,33 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
     )
 
 
-def _next_slot(used: list[int], open_slots: list[int], row: PoolRow) -> int:
-    """Return the slot whose device the device plugin's policy allocates next."""
+def _allocated(
+    used: Sequence[int], open_slots: Sequence[int], row: PoolRow, tenant: Tenant
+) -> list[tuple[int, int]]:
+    """Return the slots whose devices a tenant gets, with the replicas that it gets of each.
+
+    Not replica by replica: a node may offer millions of them.
+    """
+    count = min(tenant.count, row.replicas * len(open_slots))
+    after = {slot: used[slot] for slot in open_slots}
+    if sum(tenant.placed) <= count:
+        for slot in after.keys() & range(len(tenant.placed)):
+            after[slot] += tenant.placed[slot]
+            count -= tenant.placed[slot]
     if row.is_packed:
-        with_room = [slot for slot in open_slots if used[slot] < row.replicas]
-        if with_room:
-            return max(with_room, key=lambda slot: (used[slot], -slot))
-    return min(open_slots, key=lambda slot: (used[slot], slot))
+        for slot in sorted(open_slots, key=lambda slot: (-after[slot], slot)):
+            more = min(max(row.replicas - after[slot], 0), count)
+            after[slot] += more
+            count -= more
+    while count > 0:
+        least = min(after.values())
+        lowest = [slot for slot in open_slots if after[slot] == least]
+        step = min((level - least for level in after.values() if level > least), default=count)
+        each, rest = divmod(min(count, step * len(lowest)), len(lowest))
+        for at, slot in enumerate(lowest):
+            after[slot] += each + (at < rest)
+        count -= each * len(lowest) + rest
+    return [(slot, level - used[slot]) for slot, level in after.items() if level > used[slot]]
 
 
 def batch_after(

@@ -183,15 +183,15 @@ class Tenant:
         count: devices or replicas.
         memory_bytes: declared memory per device, None if not declared.
         expected_bytes: measured memory use of similar pods, None without such a pod.
-        slots: shared devices that it is assumed to hold, one for each share; the device plugin's
-            policy selects the others.
+        placed: replicas that it is assumed to hold, by slot; the device plugin's policy selects the
+            others.
     """
 
     uid: str
     count: int
     memory_bytes: int | None = None
     expected_bytes: int | None = None
-    slots: tuple[int, ...] = ()
+    placed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.decision.landing import Landing, assume, count_freed, landing_set
-from extender.core.nodes.snapshot import Tenant
+from extender.core.nodes.snapshot import PoolRow, Tenant
 from testkit.builders import GIB, Gpu, Node, batch_of, busy, gpu, node, shared
 
 ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}
@@ -129,6 +129,42 @@ def test_more_tenants_than_replicas_are_counted_nevertheless(is_packed: bool) ->
 
     assert row.held == 15
     assert sum(row.used) == 3 + 3 + 4
+
+
+def one_by_one(row: PoolRow, count: int) -> list[int]:
+    """Return the replicas in use after `count` more were allocated, each by the plugin's policy."""
+    in_use = list(row.used)
+    for _ in range(count):
+        roomy = [slot for slot, used_on in enumerate(in_use) if used_on < row.replicas]
+        if row.is_packed and roomy:
+            slot = max(roomy, key=lambda slot: (in_use[slot], -slot))
+        else:
+            slot = min(range(len(in_use)), key=lambda slot: (in_use[slot], slot))
+        in_use[slot] += 1
+    return in_use
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["distributed", "packed"])
+@pytest.mark.parametrize("before", [(0,), (0, 0, 0), (2, 0, 1), (4, 4, 3), (6, 1, 1)], ids=str)
+def test_replicas_allocated_together_are_those_allocated_one_by_one(
+    before: tuple[int, ...], is_packed: bool
+) -> None:
+    row = used(*before, replicas=4, is_packed=is_packed).row(0)
+    for count in range(4 * len(before) + 1):
+        after = assume(row, (Tenant(uid="a", count=count, memory_bytes=7),))
+
+        assert list(after.used) == one_by_one(row, count)
+        assert sum(after.declared_bytes) == 7 * count
+
+
+@pytest.mark.timeout(60)  # one by one they would take minutes
+@pytest.mark.parametrize("is_packed", [False, True], ids=["distributed", "packed"])
+def test_a_node_that_offers_millions_of_replicas_delays_nobody(is_packed: bool) -> None:
+    row = used(*[0] * 256, replicas=1_000_000, is_packed=is_packed).row(0)
+
+    after = assume(row, (Tenant(uid="a", count=100_000_000),))
+
+    assert sum(after.used) == 100_000_000
 
 
 def out(**changes: Any) -> Gpu:
