@@ -289,7 +289,8 @@ class DeviceRegistry:
         info = DeviceInfo(node=node, uuid="", index=_PLACEHOLDER)
         for _ in range(known, count):
             self._placeholders_made += 1
-            rows.append(self._add(info, DeviceKey((f"{node}/{self._placeholders_made}", "unseen"))))
+            # No source can report it: a reported device has a UUID.
+            rows.append(self._add(info, DeviceKey(("", str(self._placeholders_made)))))
         return rows[:count], rows[known:]
 
     def is_placeholder(self, row: int) -> bool:

@@ -177,6 +177,24 @@ def test_a_non_numeric_instance_id_is_accepted() -> None:
     assert {info.gpu_instance_id for info in infos(store) if info} == {"\u00b2", "7", "\u0663"}
 
 
+def test_no_reported_device_has_the_key_of_a_placeholder() -> None:
+    store = DeviceStore(Policy())
+    (row,) = store.placeholders("other", "gpu", 1, None)
+    numbers = [f"{name}{number}" for name in ("", "other/") for number in range(5)]
+    odd = [
+        replace(CARD, uuid=uuid, gpu_instance_id=instance)
+        for number in numbers
+        for uuid, instance in ((number, "unseen"), (number, ""), ("GPU-0", number))
+    ]
+
+    store.apply(readings(*odd), NOW)
+
+    assert row not in store.rows_of_node("node")
+    info = store.info(row)
+    assert info is not None
+    assert info.node == "other"
+
+
 def test_a_device_takes_the_row_of_its_placeholder() -> None:
     store = DeviceStore(Policy())
     placeholders = store.placeholders("node", "gpu", 2, None)
