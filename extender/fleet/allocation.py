@@ -467,7 +467,7 @@ class NodeAllocations:
                 free=free,
                 zone_id=self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids)),
             )
-            model = self._models.to_land_on(row, behind, expected.count)
+            model = self._models.to_land_on(node.name, row, behind, expected.count)
             price = price_milli(policy.prices, self.models[model], node)
             if (model, price) != (row.model_id, row.price):
                 row = replace(row, model_id=model, price=price)
@@ -528,12 +528,14 @@ class NodeAllocations:
 
     def _device(self, row: int, tenants: tuple[str, ...], model_id: int) -> ExpectedDevice:
         info = self._store.info(row)
+        if info and info.model:
+            model_id = self._models.number(info.model, info.node)
         return ExpectedDevice(
             row=row,
             mig_profile=info.mig_profile if info else "",
             tenants=tenants,
             measured_at=self._store.reported_at(row),
-            model_id=self._models.number(info.model) if info and info.model else model_id,
+            model_id=model_id,
             place=info.place if info else None,
         )
 

@@ -1,5 +1,6 @@
 """Track what nodes offer: fewer devices than before, devices that pods share, and GPU models."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
@@ -127,35 +128,47 @@ class ShareEvidence:
         return self._by_pods.get(node.name) == node.capacity
 
 
+_MOST_MODELS = 64
+"""Limit for the models that one node adds: its agent may report other ones each time. A node with
+several models adds one for each mix of them."""
+
+
 class ModelNumbers:
     """Assigns a number to each GPU model, for rows and snapshots; 0 is an unknown model."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {"": 0}
         self._numbers: dict[str, int] = {}
+        self._added: Counter[str] = Counter()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Normalized model names; a row's `model_id` is an index into them."""
         return tuple(self._names)
 
-    def number(self, model: str) -> int:
-        """Return the number of a model name."""
+    def number(self, model: str, node: str) -> int:
+        """Return the number of the name of a node's model; 0 if the node has added too many."""
         if model not in self._numbers:
             words = normalize_model(model)
+            if self._added[node] >= _MOST_MODELS:
+                return self._names.get(words, 0)
+            self._added[node] += 1
             self._numbers[model] = self._names.setdefault(words, len(self._names))
         return self._numbers[model]
 
     def on(self, node: NodeRecord) -> int:
         """Return the number of the model that a node's labels name."""
         labels = map(node.labels.get, MODEL_LABELS)
-        return self.number(next((label for label in labels if label), ""))
+        return self.number(next((label for label in labels if label), ""), node.name)
 
-    def to_land_on(self, row: PoolRow, devices: Sequence[ExpectedDevice], count: int) -> int:
+    def to_land_on(
+        self, node: str, row: PoolRow, devices: Sequence[ExpectedDevice], count: int
+    ) -> int:
         """Return the number of the model that a pod would get; each mix has its own number.
 
         Args:
-            row: row of a node.
+            node: name of a node.
+            row: its row.
             devices: the devices of the row's slots.
             count: number of devices that the kubelet has. If there are more, some may not be
                 offered, such as a card for displays, and the first model counts.
@@ -168,7 +181,8 @@ class ModelNumbers:
         if not self._are_several(landing):
             return next((device.model_id for device in landing if device.model_id), row.model_id)
         names = self.names
-        return self.number(join_models(names[one.model_id] for one in landing if one.model_id))
+        mix = join_models(names[one.model_id] for one in landing if one.model_id)
+        return self.number(mix, node)
 
     @staticmethod
     def _are_several(devices: Sequence[ExpectedDevice]) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -47,7 +47,6 @@ class DeviceStore:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._registry = DeviceRegistry()
-        self._board_watts: dict[str, float] = {}
         self._columns = DeviceColumns(policy)
         self._intake = Intake(self._columns, policy)
         self._latest = self._columns.latest
@@ -564,7 +563,9 @@ class DeviceStore:
     def _note_models(self, rows: tuple[int, ...]) -> None:
         for row in rows:
             info = self.info(row)
-            model = info.model if info else ""
-            if model not in self._board_watts:
-                self._board_watts[model] = board_power(normalize_model(model))
-            self._float["board_watts"][row] = self._board_watts[model]
+            self._float["board_watts"][row] = _board_watts(info.model if info else "")
+
+
+@lru_cache(maxsize=256)
+def _board_watts(model: str) -> float:
+    return board_power(normalize_model(model))

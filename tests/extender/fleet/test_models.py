@@ -6,6 +6,7 @@ import pytest
 
 from extender.core.decision.filtering import Code
 from extender.core.policy import Policy, PriceMode, Prices
+from extender.fleet.offers import ModelNumbers
 from testkit.builders import GPU, ranking, rejected, request
 from testkit.world import World
 
@@ -33,6 +34,18 @@ def required(world: World, *models: str) -> list[str]:
 def hold(world: World, index: int) -> None:
     world.bind(f"tenant-{index}", "mixed", on=[world.card("mixed", index)])
     world.read_after(30)
+
+
+def test_a_node_that_reports_other_models_each_time_adds_few() -> None:
+    numbers = ModelNumbers()
+
+    for at in range(1000):
+        numbers.number(f"NVIDIA X{at}", "liar")
+
+    assert len(numbers.names) <= 65
+    assert numbers.number("NVIDIA X999", "liar") == 0
+    assert numbers.number("NVIDIA X0", "liar") > 0
+    assert numbers.number("NVIDIA H100", "node") > 0
 
 
 def test_a_required_model_needs_every_free_gpu_of_a_node_with_several() -> None:
