@@ -214,7 +214,9 @@ class Departures:
         seen = np.array([self._seen_bytes(pod, row) for row in rows])
         has_declared = pod.memory_bytes is not None
         declared = [self.declared(pod, row) if has_declared else math.nan for row in rows]
-        self._store.release(rows, np.array(declared), seen, is_last=is_last)
+        # Floats: the memory of a million shares does not fit 64 bits.
+        of_shares = np.array(declared, dtype=np.float64)
+        self._store.release(rows, of_shares, seen, is_last=is_last)
         if staying is None:
             self._store.restart_history(rows, at, is_freed=True)
         else:

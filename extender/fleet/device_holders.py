@@ -301,7 +301,7 @@ def device_uses(
 def _declared(row: PoolRow, at: int, *, is_free: bool) -> int:
     """Return the memory that pods declared on a device, `WHOLE_DEVICE` if one may hold all."""
     if row.is_shared:
-        return int(row.declared_bytes[at])
+        return int(min(row.declared_bytes[at], WHOLE_DEVICE))
     return 0 if is_free else WHOLE_DEVICE
 
 

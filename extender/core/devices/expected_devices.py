@@ -24,6 +24,8 @@ _INSTANCE_MEMORY = "karpenter.k8s.aws/instance-gpu-memory"
 """Karpenter's labels: number of cards of the instance type, and memory of each card in MiB."""
 
 _MIB = 1 << 20
+_MOST_MIB = 16 << 20
+"""Largest memory of a device in MiB; a label with more is wrong."""
 
 _NO_SHARES: Mapping[str, int] = MappingProxyType({})
 
@@ -163,6 +165,8 @@ def _expect(
     memory_mib = _number(labels.get(f"{prefix}.memory"))
     if not memory_mib and profiles == ("",):
         memory_mib = _number(labels.get(_INSTANCE_MEMORY))
+    if memory_mib is not None and memory_mib > _MOST_MIB:
+        memory_mib = None
     return Expected(
         resource=resource,
         count=-(-offered // replicas),

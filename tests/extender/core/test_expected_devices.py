@@ -241,6 +241,12 @@ def test_labels_give_memory_and_sharing_strategy() -> None:
     assert (expected.is_mps, expected.memory_bytes) == (True, 81559 * MIB)
 
 
+def test_a_label_with_more_memory_than_any_device_has_is_ignored() -> None:
+    (expected,) = expected_devices(offering(gpu_labels(memory="9" * 13), gpu=8), {})
+
+    assert expected.memory_bytes is None
+
+
 def test_mixed_mig_profiles_on_one_card_are_resources_of_their_own() -> None:
     labels = {
         "nvidia.com/mig-1g.10gb.memory": "9728",

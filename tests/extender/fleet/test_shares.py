@@ -28,6 +28,18 @@ def test_unreported_cards_are_not_shares_of_reported_ones() -> None:
     assert ranking(world.rank(request(memory_bytes=int(60 * GIB)))) == ["node"]
 
 
+def test_memory_that_no_device_has_leaves_its_node_usable() -> None:
+    world = one_node(1, replicas=1_000_000)
+    greedy = world.bind("greedy", count=1_000_000, on=[world.card()], memory_bytes=16 << 40)
+    world.read_after(30)
+    assert not ranking(world.rank(request(memory_bytes=int(GIB))))
+
+    world.end(greedy)
+    world.read_after(30)
+
+    assert ranking(world.rank(request(memory_bytes=int(GIB)))) == ["node"]
+
+
 def test_evidence_of_several_pods_on_one_card_outlasts_them() -> None:
     world = unlabelled()
     one, other = (world.bind(name, on=[world.card()]) for name in ("one", "other"))
