@@ -20,7 +20,7 @@ from extender.cli.manifests import (
     unique,
 )
 from extender.cli.session import NAMESPACES, NODES, Session, connected, dump
-from extender.cli.transports import ClientError
+from extender.cli.transports import ClientError, Failure
 
 _HURRY_SECONDS: Final = 3.0
 """Timeout for the optional request to the extender: a Job can be printed without its answer."""
@@ -184,8 +184,9 @@ def _choose_scheduler(session: Session) -> str:
     try:
         callers = session.with_timeout(_HURRY_SECONDS).client.bypassed().schedulers
         known = f"schedulers that call idlegpu: {', '.join(callers) or 'none known'}"
-    except ClientError:
-        callers, known = [], "idlegpu does not answer"
+    except ClientError as error:
+        is_refused = error.failure is Failure.REFUSED
+        callers, known = [], str(error) if is_refused else "idlegpu does not answer"
     chosen = only_scheduler(callers)
     click.echo(
         f"{chosen or DEFAULT_SCHEDULER} will place it (--scheduler NAME for another): {known}",

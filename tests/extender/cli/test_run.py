@@ -58,6 +58,8 @@ class FakeCluster:
             if self.log is None:
                 return web.json_response({"kind": "Status", "message": "no route"}, status=500)
             return web.Response(text=self.log)
+        if request.path.endswith("/v1/bypassed") and self.refuses:
+            return web.json_response({"error": "no token"}, status=401)
         if request.path.endswith("/v1/bypassed") and self.schedulers is not None:
             known = {
                 "unjudged": 0,
@@ -290,6 +292,15 @@ def test_the_only_scheduler_that_calls_us_places_it_and_its_name_is_printed(
     line = f"{name} will place it (--scheduler NAME for another): {reported}\n"
     assert result.stderr == ("" if reported is None else line)
     assert len(spec["tolerations"]) == (1 if chosen is None else 2)
+
+
+def test_that_the_extender_wants_a_token_is_printed(submit: Run, cluster: FakeCluster) -> None:
+    cluster.refuses = True
+
+    result = submit("run", "--", "true")
+
+    assert result.stderr.startswith("default-scheduler will place it (--scheduler NAME for")
+    assert "wants a valid token: no token; give one with --token" in result.stderr
 
 
 def test_job_goes_to_the_namespace_of_the_kubeconfig(submit: Run, cluster: FakeCluster) -> None:
