@@ -57,7 +57,7 @@ case "$*" in
 *"condition=complete job/idlegpu-certs"*)
     exec {python} -m extender.server.certificates --secrets --kubeconfig {admin} ;;
 *"rollout status"*) ;;
-*" logs "*) echo "Creating extender" ;;
+*"component=kube-scheduler"*) echo "- --config=/etc/kubernetes/idlegpu/kube-scheduler.yaml" ;;
 *) exec {kubectl} "$@" ;;
 esac
 """
