@@ -207,7 +207,7 @@ def _unmeasured(facts: Facts) -> Iterator[Problem]:
         remedy=f"{tolerations} and a fitting nodeSelector for dcgm-exporter's DaemonSet"
         if sets
         else "install dcgm-exporter (helm install dcgm-exporter gpu-helm-charts/dcgm-exporter), or "
-        "idlegpu's own agent: kubectl apply -k manifests/agent",
+        "idlegpu's own agent: manifests/render.sh REGISTRY | kubectl apply -f -",
     )
 
 
@@ -294,7 +294,8 @@ def _degraded(facts: Facts) -> Iterator[Problem]:
             remedy="kubectl -n idlegpu edit configmap idlegpu-extender"
             if name in {"settings", "telemetry"}
             else "kubectl -n idlegpu logs deploy/idlegpu-extender, and the address in "
-            "settings.yaml of ConfigMap idlegpu-extender",
+            "settings.yaml of ConfigMap idlegpu-extender"
+            + (': prometheus.url, "" for none' if name == "prometheus" else ""),
         )
 
 

@@ -237,7 +237,7 @@ FAULTS: Final[dict[str, Fault]] = {
         {"devices": tuple(device(index, uuid="", freshness="missing") for index in range(8))},
     ),
     "a source that does not answer": Fault(
-        "IG106", "logs deploy/idlegpu-extender", {"degraded": {"prometheus": "refused"}}
+        "IG106", 'prometheus.url, "" for none', {"degraded": {"prometheus": "refused"}}
     ),
     "capacity unlike telemetry": Fault(
         "IG107",
