@@ -111,7 +111,9 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
               first="GPUs", colors={"GPUs": ("none", BAD)}, width=8),
         graph("By reason, over time", "A reason that returns calls for another card.",
               {"{{reason}}": once("idlegpu_unhealthy_gpus", "reason")}, stacked=True),
-        timeline("Which GPUs", "Unhealthy GPUs that an agent reports, at most 20; a bar for each.",
+        timeline("Which GPUs",
+                 "GPUs with ill health, by their agents, at most 20; those with a penalty work, "
+                 "and count less.",
                  {"{{node}} GPU {{gpu}}: {{action}}":
                       "topk(20, max by (node, gpu, action) "
                       f"(idlegpu_agent_device_unhealthy{{{NODE}}}))"},
@@ -119,7 +121,8 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     ),
     "Placement quality": (
         heat("Activity of the GPUs that pods got",
-             "How busy the GPUs were some minutes after the binding: dark near 0 is good.",
+             "How busy the GPUs were in the hour after the binding (regret.after_seconds): "
+             "dark near 0 is good.",
              "idlegpu_placement_activity", f'{HERE}, gpus="got"', "percentunit"),
         graph("Mean activity", "Of the GPUs that pods got, of the first choice, of the best node.",
               {"{{gpus}}": mean("idlegpu_placement_activity", "gpus", HERE)}, unit="percentunit"),
