@@ -29,6 +29,12 @@ _SERVICE: Final = re.compile(
 _MISSING: Final = re.compile(r'(services|namespaces) "[^"]+" not found')
 """The API server's message for a Service that does not exist."""
 
+_CLOSED: Final = (
+    "; if NetworkPolicies keep the API server off the extender, use --url over a port-forward "
+    "(docs/command-line.md)"
+)
+"""Hint if the API server answers, and the extender behind its proxy does not."""
+
 
 class Cluster:
     """One API server and one identity.
@@ -263,8 +269,9 @@ class _ServiceTransport:
                 return address.proxy_path("")
             if address.port:
                 plain = f"{address.namespace}/http:{address.name}:{address.port}"
-                self._hint = f" (if the port does not speak TLS: --service {plain})"
+                self._hint = f"{_CLOSED} (if the port does not speak TLS: --service {plain})"
             return address.proxy_path(_HTTPS)
+        self._hint = _CLOSED
         try:
             service = decode_with(_SERVICE_DECODER.decode, answer)
         except MalformedError:  # not an API server: the next request reports that

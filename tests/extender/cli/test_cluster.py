@@ -159,6 +159,17 @@ def test_unreadable_service_means_tls_with_a_hint_at_plain_http(
     assert "--service idlegpu/http:idlegpu-extender:status" in str(raised.value)
 
 
+def test_an_extender_behind_a_network_policy_can_be_reached_over_a_port_forward(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    proxy.is_reached = False
+
+    with pytest.raises(ClientError, match="use --url over a port-forward") as raised:
+        Client.in_cluster_of(kubeconfig).gpus()
+
+    assert raised.value.failure is Failure.UNREACHABLE
+
+
 def test_the_environment_configures_the_connection(proxy: Proxy, kubeconfig: str) -> None:
     Client.from_environment({"KUBECONFIG": kubeconfig}).gpus()
     Client.from_environment({"KUBECONFIG": kubeconfig, "IDLEGPU_SERVICE": "a/b:c"}).gpus()
