@@ -112,7 +112,6 @@ _QUIET: Final = (
     "kubernetes_asyncio",
     "prometheus_client",
     "urllib3",
-    "watchfiles",
 )
 """Loggers that are limited to warnings, because they log more than an operator needs."""
 

@@ -1,21 +1,17 @@
-"""Watch the settings file, apply its changes at run time, and reject an invalid file.
+"""Poll the settings file, apply its changes at run time, and reject an invalid file.
 
-A ConfigMap's file is a symlink through `..data`, which the kubelet replaces by a rename. Editors
-replace the file itself. So the directory is watched, not the file. Some file systems report no
-changes, and a replaced directory loses its watch, so the file is also read periodically.
+A file watch would not replace that: some file systems report no changes, and a replaced directory
+loses its watch.
 """
 
 import asyncio
 import logging
 import stat
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
-
-from watchfiles import awatch
 
 from extender.runtime.metrics import Metrics
 from extender.settings.config import ConfigError, Settings, all_settings, load
@@ -24,15 +20,7 @@ from extender.settings.spec import SettingChange, list_changes
 
 _logger = logging.getLogger(__name__)
 
-_SWAPPED: Final = "..data"
-"""Symlink that the kubelet replaces when a ConfigMap changes."""
-
-_POLL_SECONDS: Final = 5.0
-_STEP_MILLISECONDS: Final = 200
-"""Changes of a directory that follow each other within this time count as one."""
-_LONGEST_MILLISECONDS: Final = 2000
-"""Longest wait for further changes."""
-
+_POLL_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 0.2
 """Time for which the content must stay the same: a file may be half written."""
 
@@ -109,7 +97,7 @@ class SettingsFile:
     Attributes:
         path: the file.
         environ: environment variables by name.
-        poll_seconds: time between two reads without a reported change.
+        poll_seconds: time between two reads.
     """
 
     path: Path
@@ -133,60 +121,6 @@ class SettingsFile:
         """
         return load(self.path, self.environ, content.data)
 
-    async def looks(self) -> AsyncGenerator[None]:
-        """Yield whenever the file may have changed, without end."""
-        cause = ""
-        while True:
-            try:
-                async with aclosing(self._changes()) as changes:
-                    async for _ in changes:
-                        cause = ""
-                        yield
-            except (OSError, RuntimeError) as error:  # RuntimeError if inotify has no watches left
-                if str(error) != cause:
-                    cause = str(error)
-                    _logger.warning(
-                        "directory of the settings file cannot be watched, the file is only read "
-                        "periodically",
-                        extra={
-                            "file": str(self.path),
-                            "cause": cause,
-                            "seconds": self.poll_seconds,
-                        },
-                    )
-                await asyncio.sleep(self.poll_seconds)
-                yield
-
-    async def _changes(self) -> AsyncGenerator[None]:
-        """Yield after changes in the directory and periodically, until the directory is replaced.
-
-        Raises:
-            OSError: the directory cannot be watched.
-            RuntimeError: the directory cannot be watched, for example without free inotify watches.
-        """
-        directory = self.path.absolute().parent
-        before = await asyncio.to_thread(_identity, directory)
-        changes = awatch(
-            directory,
-            watch_filter=lambda _, path: Path(path).name in {self.path.name, _SWAPPED},
-            debounce=_LONGEST_MILLISECONDS,
-            step=_STEP_MILLISECONDS,
-            rust_timeout=int(self.poll_seconds * 1000),
-            yield_on_timeout=True,
-            recursive=False,
-        )
-        async with aclosing(changes):
-            async for _ in changes:
-                yield
-                if await asyncio.to_thread(_identity, directory) != before:
-                    return
-
-
-def _identity(directory: Path) -> tuple[int, int]:
-    """Return device and inode number of a directory, which change when it is replaced."""
-    found = directory.stat()
-    return found.st_dev, found.st_ino
-
 
 _Adopt = Callable[[Settings], Awaitable[None]]
 """Applies new settings."""
@@ -205,7 +139,7 @@ class ReloadOutcome(StrEnum):
 
 
 class Reloader:
-    """Watches the settings file and applies its changes.
+    """Reads the settings file periodically and applies its changes.
 
     Attributes:
         problem: the reason why the current file is not in force, or "".
@@ -240,11 +174,10 @@ class Reloader:
             metrics.settings_reloads.labels(outcome)
 
     async def run(self) -> None:
-        """Watch the file and apply its changes until cancelled."""
-        await self.look()
-        async with aclosing(self._file.looks()) as looks:
-            async for _ in looks:
-                await self.look()
+        """Read the file periodically and apply its changes until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._file.poll_seconds)
 
     async def look(self) -> None:
         """Apply the file if its content has changed since the last read."""

@@ -15,7 +15,7 @@ OURS: Final = ("extender", "agent")
 LOCK_AGAIN: Final = "images/lock.sh writes the images' lock files again"
 FOR_PEOPLE: Final = ("extender.cli",)
 """Not in the image: the command line for people."""
-EXTENDER_ALONE: Final = {"aiohttp", "cryptography", "kubernetes-asyncio", "uvloop", "watchfiles"}
+EXTENDER_ALONE: Final = {"aiohttp", "cryptography", "kubernetes-asyncio", "uvloop"}
 AGENT_ALONE: Final = {"nvidia-ml-py", "grpclib", "protobuf", "rich"}
 
 

@@ -62,7 +62,7 @@ for path in sorted(root.rglob("*.so")):
 COMPILED = {
     "extender": {
         *("_cffi_backend", "aiohttp", "cryptography", "msgspec", "numpy", "orjson"),
-        *("pydantic_core", "uvloop", "watchfiles", "yaml"),
+        *("pydantic_core", "uvloop", "yaml"),
     },
     "agent": {"google", "msgspec", "numpy", "orjson", "pydantic_core", "yaml"},
 }

