@@ -20,8 +20,7 @@ from agent.options import Options, ReportOptions
 from agent.report.verdict import VerdictPolicy
 from agent.tenants.foreign import Threshold
 from extender.settings import decision, service
-from extender.settings.loading import ConfigError, Loaded, load_model
-from extender.settings.removed import removed_in
+from extender.settings.loading import ConfigError, Loaded, load_model, removed_in
 from extender.settings.section import MIB, TIB, Percent, Quantity, Section, ValueForm
 from extender.settings.service import ADDRESS_FORM, split_address
 from extender.settings.spec import Setting, list_settings, render_table, show_value

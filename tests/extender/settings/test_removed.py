@@ -10,7 +10,7 @@ from extender.__main__ import main
 from extender.core.policy import HealthAction, HealthSign
 from extender.core.quantity import parse_whole
 from extender.settings.config import ConfigError, Settings, all_settings, load
-from extender.settings.removed import _MOVED, _NOW, REMOVED, new_path
+from extender.settings.loading import _MOVED, _NOW, _REMOVED, _new_path
 from tests.extender.settings.settings_files import write_settings
 
 REFLECTOR = "extender.sources.kubernetes.reflector:ReflectorSettings"
@@ -85,7 +85,7 @@ def constant(place: str) -> float:
 
 
 def test_no_setting_has_a_removed_name() -> None:
-    assert not REMOVED.keys() & all_settings().keys()
+    assert not _REMOVED.keys() & all_settings().keys()
     assert len(all_settings()) <= 110
 
 
@@ -178,8 +178,8 @@ def test_the_agent_accepts_those_that_it_had(tmp_path: Path) -> None:
 
 
 def test_a_moved_path_is_under_a_map() -> None:
-    for path, name in REMOVED.items():
-        moved = new_path(path)
+    for path, name in _REMOVED.items():
+        moved = _new_path(path)
         assert (moved is None) is (name in _NOW)
         assert moved is None or moved[:-1] in all_settings()
 
