@@ -3,7 +3,6 @@
 No other module reads the environment.
 """
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +26,7 @@ from extender.settings.section import (
     ValueForm,
     check_label,
 )
-from extender.settings.service import MAX_PORT, BypassSettings, PeersSettings
+from extender.settings.service import BypassSettings, PeersSettings, split_address
 from extender.settings.sources import Agents, Prometheus
 from extender.settings.spec import Setting, list_settings
 
@@ -190,7 +189,7 @@ class Settings(Section):
     @classmethod
     def _check_listen(cls, listen: str, info: ValidationInfo) -> str:
         if listen or info.field_name == "listen":
-            _split_address(listen)
+            split_address(listen, least_port=0)
         return listen
 
     @field_validator("resources")
@@ -222,7 +221,7 @@ class Settings(Section):
             ("admission.listen", self.admission.listen),
         ):
             other = names.setdefault(address, name)
-            if address and other != name and _split_address(address)[1]:
+            if address and other != name and split_address(address, least_port=0)[1]:
                 raise ValueError(f"{name} ({address}) must differ from {other}")
         return self
 
@@ -271,12 +270,12 @@ class Settings(Section):
     @property
     def listen_address(self) -> tuple[str, int]:
         """Host and port of `listen`; an IPv6 address has no brackets."""
-        return _split_address(self.listen)
+        return split_address(self.listen, least_port=0)
 
     @property
     def status_address(self) -> tuple[str, int]:
         """Host and port of health, metrics and API: those of `listen` without `status_listen`."""
-        return _split_address(self.status_listen or self.listen)
+        return split_address(self.status_listen or self.listen, least_port=0)
 
     @property
     def resource_patterns(self) -> ResourceNames:
@@ -346,28 +345,3 @@ def load(
         ConfigError: a setting is invalid; the message lists every problem found.
     """
     return load_model(Settings, path, environ, content=content)
-
-
-def _split_address(listen: str) -> tuple[str, int]:
-    """Split host:port into host and port.
-
-    Raises:
-        ValueError: the text is not host:port; the message says what it must be.
-    """
-    host, colon, port = listen.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if is_bracketed else host
-    is_port = port.isascii() and port.isdigit() and int(port) <= MAX_PORT
-    if not colon or not host or not is_port or is_bracketed != _is_ipv6(host) or " " in host:
-        raise ValueError(
-            f"{listen!r} is not allowed: must be host:port with a port from 0 to {MAX_PORT}, "
-            "such as 127.0.0.1:8888 or [::]:8888"
-        )
-    return host, int(port)
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
-    except ValueError:
-        return ":" in host

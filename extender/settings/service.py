@@ -224,19 +224,19 @@ class RegretSettings(Section):
     )
 
 
-MAX_PORT: Final = 65535
-ADDRESS_FORM: Final = f"host:port with a port from 1 to {MAX_PORT}"
+_MAX_PORT: Final = 65535
+ADDRESS_FORM: Final = f"host:port with a port from 1 to {_MAX_PORT}"
 
 _LEAST_SECRET: Final = 16
 """Shortest allowed secret, in characters."""
 
 _HOST: Final = re.compile(
-    r"[0-9A-Za-z]([-.0-9A-Za-z]*[0-9A-Za-z])?\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
+    r"[0-9A-Za-z]([-.0-9A-Za-z]*[0-9A-Za-z])?\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?"
 )
 """A host name, an IPv4 address, or an IPv6 address without brackets."""
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, *, least_port: int = 1) -> tuple[str, int]:
     """Split host:port into host and port; an IPv6 address loses its brackets.
 
     Raises:
@@ -248,13 +248,14 @@ def split_address(address: str) -> tuple[str, int]:
     """
     try:
         parts = urlsplit(f"//{address}")
-        host, port = parts.hostname or "", parts.port or 0
+        host, port = parts.hostname or "", parts.port
         is_plain = parts.netloc == address and "@" not in address
     except ValueError:  # the port is not a number or too large, or the IPv6 address is malformed
-        host, port, is_plain = "", 0, False
-    if not port or not is_plain or not _HOST.fullmatch(host):
+        host, port, is_plain = "", None, False
+    if port is None or port < least_port or not is_plain or not _HOST.fullmatch(host):
         raise ValueError(
-            f"{address!r} is not allowed: must be {ADDRESS_FORM}, such as idlegpu-peers:8888"
+            f"{address!r} is not allowed: must be host:port with a port from {least_port} to "
+            f"{_MAX_PORT}, such as idlegpu-peers:8888 or [::1]:8888"
         )
     return host, port
 
