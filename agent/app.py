@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -49,31 +49,23 @@ _FIRST_PASS: Final = Answer(
 )
 
 
-@contextlib.contextmanager
-def open_tenants(options: Options) -> Iterator[Tenants]:
-    """Build the source of tenants, and close it when the context ends."""
-    with contextlib.ExitStack() as stack:
-        device_holders = None
-        if options.kubelet_socket:
-            kubelet = PodResourcesClient(Path(options.kubelet_socket))
-            device_holders = DeviceHolders(kubelet, clock=time.monotonic)
-        tenants = Tenants(
-            device_holders=device_holders,
-            processes=ProcessTable(Path(options.proc), clock=time.monotonic)
-            if options.proc
-            else None,
-            names=PodNames(
-                Path(options.pod_logs) if options.pod_logs else None, clock=time.monotonic
-            ),
-            policy=TenantPolicy(
-                threshold=options.foreign,
-                # Graphics processes are listed only in slow reads.
-                list_seconds=options.cadence.slow_seconds + 2 * options.period_seconds,
-            ),
-            clock=time.monotonic,
-        )
-        stack.callback(tenants.close)
-        yield tenants
+def make_tenants(options: Options) -> Tenants:
+    """Build the source of tenants; the caller closes it."""
+    device_holders = None
+    if options.kubelet_socket:
+        kubelet = PodResourcesClient(Path(options.kubelet_socket))
+        device_holders = DeviceHolders(kubelet, clock=time.monotonic)
+    return Tenants(
+        device_holders=device_holders,
+        processes=ProcessTable(Path(options.proc), clock=time.monotonic) if options.proc else None,
+        names=PodNames(Path(options.pod_logs) if options.pod_logs else None, clock=time.monotonic),
+        policy=TenantPolicy(
+            threshold=options.foreign,
+            # Graphics processes are listed only in slow reads.
+            list_seconds=options.cadence.slow_seconds + 2 * options.period_seconds,
+        ),
+        clock=time.monotonic,
+    )
 
 
 def _redacted_report(report: contract.Report) -> contract.Report:
@@ -201,7 +193,7 @@ async def start(
     Raises:
         OSError: the address cannot be used.
     """
-    with open_tenants(options) as tenants:
+    with contextlib.closing(make_tenants(options)) as tenants:
         agent = Agent(options, backend, tenants, clock)
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -250,7 +242,7 @@ async def _freeze_gc_once(agent: Agent) -> None:
 async def sample_once(options: Options, backend: Backend) -> contract.Report:
     """Return one report, from the second of two passes: rates need two readings."""
     with (
-        open_tenants(options) as tenants,
+        contextlib.closing(make_tenants(options)) as tenants,
         contextlib.closing(Sampler(backend, options, tenants)) as sampler,
     ):
         await tenants.refresh()
@@ -265,7 +257,7 @@ async def watch_reports(
     options: Options, backend: Backend, show: Callable[[contract.Report], None]
 ) -> None:
     """Call `show` with every report until cancelled."""
-    with open_tenants(options) as tenants:
+    with contextlib.closing(make_tenants(options)) as tenants:
         # Do not report to the extender: the node's agent does.
         agent = Agent(replace(options, reports=ReportOptions()), backend, tenants)
         try:

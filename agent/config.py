@@ -284,15 +284,6 @@ def all_settings() -> dict[tuple[str, ...], Setting]:
     return list_settings(Settings, _PREFIX)
 
 
-def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Load the settings like `load`, without the warnings.
-
-    Raises:
-        ConfigError: the settings are invalid; the message lists every problem found.
-    """
-    return load(path, environ).settings
-
-
 def load(path: Path | None, environ: Mapping[str, str]) -> Loaded[Settings]:
     """Load the settings; the environment overrides the file, the file overrides the defaults.
 

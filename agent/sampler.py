@@ -38,21 +38,6 @@ _DIGITS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AgentIdentity:
-    """Fields of the report that identify the agent.
-
-    Attributes:
-        node: name of the node.
-        agent_version: version of the program.
-        started_at: start of the agent, seconds since the epoch.
-    """
-
-    node: str
-    agent_version: str
-    started_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _TenantSnapshot:
     """Tenants of all devices at one time.
 
@@ -98,15 +83,18 @@ class _ReportBuilder:
     """Builds reports, and numbers them in sequence.
 
     Args:
-        identity: node, version and start time of the agent.
+        node: name of the node.
+        started_at: start of the agent, seconds since the epoch.
         verdict_policy: thresholds and health actions.
         xids: log of XID errors.
     """
 
     def __init__(
-        self, identity: _AgentIdentity, verdict_policy: VerdictPolicy, xids: XidLog
+        self, node: str, started_at: float, verdict_policy: VerdictPolicy, xids: XidLog
     ) -> None:
-        self._identity = identity
+        self._node = node
+        self._started_at = started_at
+        self._version = importlib.metadata.version("idlegpu")
         self._evaluator = DeviceEvaluator(verdict_policy)
         self._health = verdict_policy.health
         self._xids = xids
@@ -132,9 +120,9 @@ class _ReportBuilder:
         verdicts = self._evaluator.evaluate(signals, facts, now)
         rows = zip(readings, xids, verdicts, strict=True)
         return Report(
-            node=self._identity.node,
-            agent_version=self._identity.agent_version,
-            started_at=self._identity.started_at,
+            node=self._node,
+            agent_version=self._version,
+            started_at=self._started_at,
             sequence=self._sequence,
             at=now,
             driver_version=node_reading.driver_version,
@@ -339,13 +327,7 @@ class Sampler:
         )
         self._worker = Worker(limit_seconds=options.call_seconds)
         self._report_builder = _ReportBuilder(
-            _AgentIdentity(
-                node=options.node,
-                agent_version=importlib.metadata.version("idlegpu"),
-                started_at=clock(),
-            ),
-            options.verdict_policy,
-            self.xids,
+            options.node, clock(), options.verdict_policy, self.xids
         )
 
     @property

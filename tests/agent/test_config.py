@@ -3,25 +3,25 @@ from pathlib import Path
 import pytest
 
 from agent import options as coded
-from agent.config import Settings, all_settings, load_settings
+from agent.config import Settings, all_settings, load
 from agent.options import Options
 from extender.core.policy import HealthAction
 from extender.settings.loading import ConfigError
 
 
 def test_without_settings_the_defaults_apply() -> None:
-    options = load_settings(None, {}).value()
+    options = load(None, {}).settings.value()
 
     assert options.node != ""
     assert options == Options(node=options.node)
 
 
 def test_loads_listen_is_an_address_or_empty() -> None:
-    shown = load_settings(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "[::]:9403"}).value()
+    shown = load(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "[::]:9403"}).settings.value()
 
     assert (shown.loads_host, shown.loads_port) == ("::", 9403)
     with pytest.raises(ConfigError, match="IDLEGPU_AGENT_LOADS_LISTEN"):
-        load_settings(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "9403"})
+        load(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "9403"})
 
 
 def test_a_variable_overrides_the_file(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_variable_overrides_the_file(tmp_path: Path) -> None:
     file.write_text("period_seconds: 5\nthresholds: {utilization: 20%, memory: 40}\n")
     environ = {"IDLEGPU_AGENT_PERIOD_SECONDS": "2", "IDLEGPU_AGENT_THRESHOLDS_MEMORY": "60"}
 
-    options = load_settings(file, environ).value()
+    options = load(file, environ).settings.value()
 
     assert options.period_seconds == 2
     thresholds = options.verdict_policy.thresholds
@@ -40,7 +40,7 @@ def test_a_map_in_a_variable_replaces_the_map_of_the_file(tmp_path: Path) -> Non
     file = tmp_path / "agent.yaml"
     file.write_text("health: {xid: {94: exclude}, xid_seconds: 60}\n")
 
-    health = load_settings(file, {"IDLEGPU_AGENT_HEALTH_XID": "{13: penalty}"}).health
+    health = load(file, {"IDLEGPU_AGENT_HEALTH_XID": "{13: penalty}"}).settings.health
 
     assert (health.xid, health.xid_seconds) == ({13: HealthAction.PENALTY}, 60)
 
@@ -48,7 +48,7 @@ def test_a_map_in_a_variable_replaces_the_map_of_the_file(tmp_path: Path) -> Non
 def test_the_extenders_variables_do_not_apply_to_the_agent() -> None:
     environ = {"IDLEGPU_LISTEN": "nonsense", "IDLEGPU_THRESHOLDS_MEMORY": "-5"}
 
-    assert load_settings(None, environ) == Settings()
+    assert load(None, environ).settings == Settings()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_invalid_setting_is_named_with_the_allowed_values(
     environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_settings(None, environ)
+        load(None, environ)
 
     assert message in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     file.write_text("perod_seconds: 1\nhung_calls: 0\n")
 
     with pytest.raises(ConfigError) as caught:
-        load_settings(file, {"IDLEGPU_AGENT_CALL_SECONDS": "never"})
+        load(file, {"IDLEGPU_AGENT_CALL_SECONDS": "never"})
 
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
@@ -99,7 +99,7 @@ def test_null_disables_a_source(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("kubelet_socket: null\nproc: null\n")
 
-    options = load_settings(file, {}).value()
+    options = load(file, {}).settings.value()
 
     assert (options.kubelet_socket, options.proc) == ("", "")
 
@@ -110,7 +110,7 @@ def test_options_round_trip_between_two_processes() -> None:
         "IDLEGPU_AGENT_FOREIGN_MEMORY": "2Gi",
         "IDLEGPU_AGENT_DCGM_NAMES": "true",
     }
-    options = load_settings(None, environ).value()
+    options = load(None, environ).settings.value()
 
     assert coded.decode(coded.encode(options)) == options
     assert options.foreign.memory_bytes == 2 << 30

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from agent.app import open_tenants
+from agent.app import make_tenants
 from agent.gpu.nvml import Nvml
 from agent.options import Options
 from agent.report.contract import Place, Report
@@ -164,7 +164,7 @@ async def test_processes_of_pods_and_of_the_host_are_distinguished(tmp_path: Pat
     with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
         options = Options(node="here", kubelet_socket=str(kubelet.socket), pod_logs=str(logs))
         with (
-            open_tenants(options) as tenants,
+            contextlib.closing(make_tenants(options)) as tenants,
             contextlib.closing(Sampler(Nvml(), options, tenants)) as one,
         ):
             uuid = (await one.sample()).devices[0].uuid
