@@ -6,6 +6,7 @@ Label values are bounded: models are mapped to a fixed list, sizes to steps, and
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from itertools import compress
 from typing import Final
 
@@ -54,7 +55,6 @@ class Supply:
         self._needs = needs
         self._models = list(map(_model_word, models))
         self._model_of = model_of
-        self._words: dict[str, str] = {}
         self._all: Counter[tuple[str, str, str]] = Counter()
         self._idle: Counter[tuple[str, str, str]] = Counter()
         self._stranded: Counter[tuple[str, str, str]] = Counter()
@@ -86,10 +86,10 @@ class Supply:
             row, own = pool.rows[at], self._models[by_labels[at]]
             models = list(map(self._model_of, row.slots))
             if len(set(models)) == 1:  # the usual case
-                word = self._word(models[0], own)
+                word = _model_word(models[0]) if models[0] else own
                 all_of, idle_of = {word: len(models)}, {word: sum(slots_idle[at])}
             else:
-                words = [self._word(model, own) for model in models]
+                words = [_model_word(model) if model else own for model in models]
                 all_of, idle_of = Counter(words), Counter(compress(words, slots_idle[at]))
             accepts = record.is_ready and not record.is_unschedulable
             left = idle[at] if accepts else 0
@@ -102,12 +102,6 @@ class Supply:
                 self._all[key] += count
                 self._idle[key] += used
                 self._stranded[key] += free - used
-
-    def _word(self, model: str, by_labels: str) -> str:
-        """Return the word for a device's model, by default the one by its node's labels."""
-        if model not in self._words:
-            self._words[model] = _model_word(model)
-        return self._words[model] if model else by_labels
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the gauges of all, of idle and of stranded GPUs."""
@@ -133,6 +127,7 @@ class Supply:
         yield from (every, idle, stranded)
 
 
+@lru_cache(maxsize=256)
 def _model_word(model: str) -> str:
     """Return the label value for a model, which may be a mix of several."""
     return short_model(model) if model and len(models_in(model)) == 1 else OTHER

@@ -4,8 +4,9 @@ Our own samples are kept for an hour, one byte a minute, for plots without Prome
 """
 
 import asyncio
+import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from extender.core.nodes.snapshot import (
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.insight.views import Json, order_of
+from extender.runtime.cooperative import YieldControl, run_in_steps
 
 _FULL: Final = 200
 """Byte value of a ratio of 1: the unit is half a percent."""
@@ -107,21 +109,6 @@ class ShortMemory:
             for name, column in self._columns.items():
                 self._columns[name] = np.concatenate([column, _blank(missing)], axis=1)
 
-    def of(self, rows: Sequence[int]) -> tuple[list[float], dict[str, list[list[float | None]]]]:
-        """Return the times, oldest first, and each device's values at these times by column."""
-        order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
-        known = [row < len(self._infos) for row in rows]
-        blank: list[float | None] = [None] * len(order)
-        series = {
-            name: [
-                _ratios(column[order, row]) if is_known else blank
-                for row, is_known in zip(rows, known, strict=True)
-            ]
-            for name, column in self._columns.items()
-        }
-        times: list[float] = self._times[order].tolist()
-        return times, series
-
     def columns(self, rows: Sequence[int]) -> tuple[Column, Column, Column]:
         """Return the times, oldest first, with activity and used memory as arrays.
 
@@ -139,20 +126,15 @@ class ShortMemory:
         activity, memory = columns
         return self._times[order], activity, memory
 
-    async def run(self, yield_control: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, yield_control: YieldControl) -> None:
         """Record every minute until cancelled."""
         while True:
-            for _ in self.note_in_steps():
-                await yield_control()
+            await run_in_steps(self.note_in_steps(), yield_control)
             await asyncio.sleep(_STEP_SECONDS)
 
 
 def _blank(count: int) -> Small:
     return np.full((_STEPS, count), UNKNOWN_BYTE, dtype=np.uint8)
-
-
-def _ratios(column: Small) -> list[float | None]:
-    return [None if value == UNKNOWN_BYTE else value / _FULL for value in column.tolist()]
 
 
 def half_percents(ratios: Ratios, is_known: Flags) -> Small:
@@ -254,8 +236,14 @@ class LastHour:
         return history
 
     def _short(self, rows: Sequence[int]) -> Json:
-        times, columns = self._memory.of(rows)
-        return {"source": "memory", "times": times, "series": columns}
+        times, activity, memory = self._memory.columns(rows)
+        series = {"activity": _series(activity), "memory": _series(memory)}
+        return {"source": "memory", "times": times.tolist(), "series": series}
+
+
+def _series(ratios: Column) -> list[Values]:
+    """Return the values of each device, None if unknown."""
+    return [[None if math.isnan(one) else one for one in line] for line in ratios.T.tolist()]
 
 
 def _shares(values: Values, total: float) -> Values:

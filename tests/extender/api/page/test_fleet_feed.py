@@ -231,6 +231,7 @@ def test_memory_says_nothing_of_minutes_without_a_fresh_reading() -> None:
     world.now += 300.0
     note(memory)
 
-    _, series = memory.of([0])
+    _, activity, _ = memory.columns([0])
 
-    assert series["activity"] == [[0.9, None]]
+    assert activity[0, 0] == 0.9
+    assert np.isnan(activity[1, 0])
