@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import Final
 from urllib.parse import urlencode
 
@@ -32,7 +31,6 @@ from extender.insight.explain_views import (
     details_in_steps,
     full_nodes,
     in_short_or_full,
-    kept,
     kept_view,
     rejected_nodes,
     requested_node,
@@ -48,6 +46,7 @@ from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_api import (
     CONTENT_TYPE,
     QueryError,
+    chunks,
     document_answer,
     error_answer,
     read_number,
@@ -331,8 +330,7 @@ class Explain:
     async def _called(self, name: str) -> list[PodRecord]:
         """Return the GPU pods with a name or UID that the caller may read."""
         found: list[PodRecord] = []
-        records = iter(tuple(self._fleet.pods.values()))
-        while some := list(islice(records, PIECE_SCANNED)):
+        for some in chunks(tuple(self._fleet.pods.values()), PIECE_SCANNED):
             found += (
                 record
                 for record in some
@@ -382,7 +380,7 @@ class Explain:
         return view | {
             "decision": self._brief(decided),
             "filter": self._brief(filtered) if filtered else None,
-            "kept": kept(decision, names),
+            "kept": kept_view(len(decision.candidates), len(set(names))),
             "nodes": nodes,
             "others": others,
             "others_left": left,

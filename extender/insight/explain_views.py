@@ -249,16 +249,6 @@ def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[ReasonNodes]
     return sorted(groups, key=lambda group: -group.count)
 
 
-def kept(decision: Decision, names: Iterable[str]) -> StoredAnswer:
-    """Summarize how many candidates of a decision are recorded in full and in short.
-
-    Args:
-        decision: verdicts on all candidates.
-        names: nodes with full detail.
-    """
-    return kept_view(len(decision.candidates), len(set(names)))
-
-
 def kept_view(candidates: int, in_full: int) -> StoredAnswer:
     """Summarize how many candidates are recorded in full and in short, from their numbers."""
     in_short = max(candidates - in_full, 0)

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -134,8 +133,7 @@ class Holders:
         longest = found[:limit]
         snapshot = self._fleet.snapshot()
         pieces = (
-            [self._view(one, snapshot) for one in longest[start : start + PIECE_SHOWN]]
-            for start in range(0, len(longest), PIECE_SHOWN)
+            [self._view(one, snapshot) for one in some] for some in chunks(longest, PIECE_SHOWN)
         )
         answer = HoldersAnswer(
             holders=[],
@@ -170,8 +168,7 @@ class Holders:
     async def _find(self, seconds: float, *, is_any: bool) -> Sequence[Holder]:
         """Find the pods in all namespaces; the caller redacts them."""
         nodes: dict[str, None] = {}
-        rows = iter(self._idleness.idle_rows(seconds))
-        while some := list(islice(rows, _PIECE_ROWS)):
+        for some in chunks(self._idleness.idle_rows(seconds), _PIECE_ROWS):
             nodes.update(dict.fromkeys(self._nodes_of(some)))
             await asyncio.sleep(0)
         found: list[Holder] = []
@@ -185,9 +182,9 @@ class Holders:
             found += wanted
             idle += (holder.idle_seconds for holder in wanted)
             await asyncio.sleep(0)
-        order = iter(np.argsort(-np.array(idle), kind="stable").tolist())
+        order = np.argsort(-np.array(idle), kind="stable").tolist()
         ranked: list[Holder] = []
-        while places := list(islice(order, _PIECE_ROWS)):
+        for places in chunks(order, _PIECE_ROWS):
             ranked += map(found.__getitem__, places)
             await asyncio.sleep(0)
         return ranked

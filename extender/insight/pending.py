@@ -269,7 +269,7 @@ class Pending:
         found = await self._waiting(namespace)
         replies = await self.last.fetch(namespace=namespace or "")
         shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]
-        pieces = ([self.view(one, replies) for one in some] for some in _pieces(shown))
+        pieces = ([self.view(one, replies) for one in some] for some in chunks(shown, _PIECE_SHOWN))
         nodes = {name for pool in self._fleet.snapshot().pools.values() for name in pool.nodes}
         answer = PendingAnswer(
             pods=[], total=len(found), nodes=len(nodes), unreachable=list(replies.unreachable)
@@ -281,8 +281,7 @@ class Pending:
         if namespace is not None and not sees(namespace):
             return []
         found: list[PodRecord] = []
-        records = iter(tuple(self._fleet.pods.values()))
-        while some := list(islice(records, PIECE_SCANNED)):
+        for some in chunks(tuple(self._fleet.pods.values()), PIECE_SCANNED):
             found += (
                 record for record in some if waits(record) and namespace in {None, record.namespace}
             )
@@ -385,12 +384,6 @@ def _brief(decided: _Last) -> LastDecision:
         feasible=decided.feasible,
         node=decided.node,
     )
-
-
-def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:
-    rest = iter(records)
-    while some := list(islice(rest, _PIECE_SHOWN)):
-        yield some
 
 
 class Waits:

@@ -6,7 +6,6 @@ A prediction includes which nodes kube-scheduler would send for the pod.
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Final
 
 import orjson
@@ -38,7 +37,7 @@ from extender.insight.explain_views import (
     Wish,
     closed_nodes,
     full_nodes,
-    kept,
+    kept_view,
     rejected_nodes,
     requested_node,
     short_nodes,
@@ -47,7 +46,7 @@ from extender.insight.views import Json, group_view, request_view
 from extender.placement.placer import Placer, nearness_of
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_api import document_answer, error_answer, json_answer, serve
+from extender.server.json_api import chunks, document_answer, error_answer, json_answer, serve
 from extender.server.redaction import VIEWER, sees
 
 _PIECE_EXPLAINED: Final = 16
@@ -153,8 +152,7 @@ async def _open_nodes(
     names: list[str] = []
     closed: dict[str, list[str]] = {}
     overlay = fleet.ledger.overlays(without="").get(request.resource, {})
-    nodes = iter(pool.nodes if pool is not None else ())
-    while some := list(islice(nodes, _PIECE_NODES)):
+    for some in chunks(pool.nodes if pool is not None else (), _PIECE_NODES):
         for name in some:
             record = fleet.nodes.get(name)
             if pool is None or record is None:
@@ -238,8 +236,7 @@ class WhatIf:
         if wish.node in names and wish.node not in best:
             best.append(wish.node)
         details: list[NodeVerdict] = []
-        for start in range(0, len(best), _PIECE_EXPLAINED):
-            some = best[start : start + _PIECE_EXPLAINED]
+        for some in chunks(best, _PIECE_EXPLAINED):
             details += self._placer.explain_nodes(wanted, some, nearness_of(decision, some))
             await asyncio.sleep(0)
         others, left = await run_in_steps(short_nodes(decision, best, wish.limit))
@@ -264,7 +261,7 @@ class WhatIf:
                 "group": decision.group and group_view(decision.group),
             },
             "filter": None,
-            "kept": kept(decision, names),
+            "kept": kept_view(len(decision.candidates), len(set(names))),
             "nodes": nodes_view,
             "others": others,
             "others_left": left,

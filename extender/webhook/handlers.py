@@ -86,16 +86,6 @@ class RequestOutcome(StrEnum):
     """The client disconnected before the answer was complete: kube-scheduler after httpTimeout."""
 
 
-def _reason_of(code: Code) -> str:
-    """Return the metric label of a rejection code.
-
-    Example:
-        >>> _reason_of(Code.NOT_IDLE)
-        'not_idle'
-    """
-    return code.name.lower()
-
-
 def _create_series(metrics: Metrics) -> None:
     for verb in _VERBS:
         metrics.candidates.labels(verb)
@@ -107,7 +97,7 @@ def _create_series(metrics: Metrics) -> None:
         metrics.faults.labels(verb)
     for code in Code:
         if code is not Code.PASSES:
-            metrics.rejections.labels(_reason_of(code))
+            metrics.rejections.labels(code.name.lower())
     for annotation in (*sorted(KNOWN), _UNKNOWN):
         metrics.annotation_problems.labels(annotation)
 
@@ -420,7 +410,7 @@ class Webhooks:
         self.metrics.feasible.observe(int(counts[Code.PASSES]))
         for code in np.flatnonzero(counts).tolist():
             if code != Code.PASSES:
-                self.metrics.rejections.labels(_reason_of(Code(code))).inc(int(counts[code]))
+                self.metrics.rejections.labels(Code(code).name.lower()).inc(int(counts[code]))
 
     def _note_fault(self, verb: str) -> None:
         logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling

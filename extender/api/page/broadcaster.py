@@ -13,7 +13,7 @@ from extender.api.page.decision_feed import DecisionFeed, FarFeed
 from extender.api.page.fleet_feed import FleetFeed, event
 from extender.fleet.pods import PodChanges
 from extender.insight.views import Json
-from extender.runtime.cooperative import YieldControl
+from extender.runtime.cooperative import YieldControl, run_in_steps
 from extender.server.listener import connections_to_close
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, VIEWER
@@ -202,14 +202,7 @@ class Broadcaster:
     async def _look(self, looks: int) -> None:
         is_new = self._count_changes()
         if looks % _LOOKS_A_FLEET == 0:
-            steps = self.fleet.refresh_in_steps()
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    is_new |= end.value
-                    break
-                await self._yield_control()
+            is_new |= await run_in_steps(self.fleet.refresh_in_steps(), self._yield_control)
         for batch in self._decisions.batch_in_steps():
             if batch is not None:
                 self._add(batch)

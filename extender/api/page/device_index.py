@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Final, TypeVar
+from itertools import chain
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,9 @@ from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.insight.last_hour import NOTHING, Small
 from extender.insight.views import PRODUCT_LABEL, order_of
+from extender.server.json_api import chunks
 
 _Words = npt.NDArray[np.uint16]
-_Item = TypeVar("_Item")
 
 _PIECE_NODES: Final = 24
 """Nodes to index between two yields to the event loop: half a millisecond's work."""
@@ -209,7 +209,7 @@ def device_index_in_steps(
     nodes = tuple(dict.fromkeys(names))
     yield
     lister = _Lister(fleet, snapshot, (*pool_labels, *GROUP_LABELS))
-    for some in _pieces(nodes, _PIECE_NODES):
+    for some in chunks(nodes, _PIECE_NODES):
         lister.add(some)
         yield
     columns = lister.columns()
@@ -299,7 +299,7 @@ def is_current_in_steps(device_index: DeviceIndex, fleet: Fleet, snapshot: Snaps
             return False
     yield
     known = fleet.nodes
-    for some in _pieces(zip(device_index.nodes, device_index.records, strict=True), _PIECE_RECORDS):
+    for some in chunks(zip(device_index.nodes, device_index.records, strict=True), _PIECE_RECORDS):
         if any(known.get(name) is not record for name, record in some if name in known):
             return False
         yield
@@ -318,9 +318,3 @@ def _small(values: Column | Rows) -> Small:
 def _words(values: Column | Rows) -> _Words:
     words: _Words = np.minimum(values, _MOST_WORD).astype(np.uint16)
     return words
-
-
-def _pieces(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    rest = iter(items)
-    while piece := list(islice(rest, size)):
-        yield piece

@@ -5,6 +5,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -232,7 +233,6 @@ def _lost_nodes(body: bytes | None) -> dict[str, _LostNode]:
 # Static files of the page, read once and served with a strict content security policy.
 
 _FOLDER: Final = Path(__file__).parent / "static"
-_INDEX: Final = "index.html"
 
 _TYPES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -275,9 +275,8 @@ def _file_routes() -> list[web.RouteDef]:
     """Return the routes of the page's files, and redirects to the page."""
     files = {path.name: _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
     routes = [web.get(f"/page/{name}", _serving(file)) for name, file in files.items()]
-    if _INDEX in files:
-        routes.append(web.get("/page/", _serving(files[_INDEX])))
-    return [*routes, web.get("/page", _to("page/")), web.get("/", _to("page/"))]
+    index = web.get("/page/", _serving(files["index.html"]))
+    return [*routes, index, web.get("/page", _to("page/")), web.get("/", _to("page/"))]
 
 
 def _read(path: Path) -> _File:
@@ -434,7 +433,7 @@ class PageRoutes:
                 *_file_routes(),
                 *self.advice.routes(),
                 *self.lost.routes(),
-                web.get(STREAM, self._stream),
+                web.get(STREAM, partial(stream, self.broadcaster)),
                 web.get("/v1/page/nodes/{name:.+}", self._node),
                 web.get("/v1/page/past/{name:.+}", self._hour),
             ]
@@ -450,9 +449,6 @@ class PageRoutes:
 
     async def _close(self, _: web.Application) -> None:
         self.broadcaster.close()
-
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
-        return await stream(self.broadcaster, request)
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]

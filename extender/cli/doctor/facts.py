@@ -14,8 +14,6 @@ from extender.core.untyped import items_of, mapping_of, number_of, objects_of, t
 Object = Mapping[str, object]
 """A Kubernetes object or another document, as decoded JSON."""
 
-_NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
-
 _LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "nodes": "nodes",
@@ -149,7 +147,7 @@ class Facts:
     exporter: tuple[Sample, ...] | None = None
     certificates: tuple[Certificate, ...] | None = None
     rights: tuple[Right, ...] | None = None
-    missing: Mapping[str, str] = field(default_factory=lambda: _NOTHING_KNOWN)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def why_missing(self, name: str) -> str:
         """Return the reason why a fact is unknown."""

@@ -131,7 +131,7 @@ def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
                     f"configuration says {strategy} with {replicas}"
                 )
                 continue
-        cards, here = number(labels.get(_COUNT)), _wholes(node)
+        cards, here = number(labels.get(_COUNT)), _called_gpus(capacity(node))
         if cards and here and not _has_mig(node):
             expected = cards * max(number(labelled[1]), 1)
             if here != expected:
@@ -148,11 +148,6 @@ def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
             remedy=f"{_restart_plugin(facts)} and, after it, {_restart_discovery(facts)}: both "
             "read the configuration only at start",
         )
-
-
-def _wholes(node: Object) -> int:
-    counts = capacity(node)
-    return counts.get(GPU, 0) + counts.get(SHARED, 0)
 
 
 def _has_mig(node: Object) -> bool:
