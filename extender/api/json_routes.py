@@ -16,6 +16,7 @@ from extender.answers.fleet import Defrag, Gpu, Gpus, Node, Nodes, SourceSummary
 from extender.core.decision.decision import Decision
 from extender.core.decision.evaluation import are_accepted
 from extender.core.decision.filtering import Code
+from extender.core.nodes.node_selection import Selection
 from extender.core.policy import Prices
 from extender.core.prices import PriceList
 from extender.core.request.annotations import Annotation
@@ -34,16 +35,7 @@ from extender.insight.replicas import ONE, Replicas
 from extender.insight.stranded import HostPods, TypicalNeeds, count_stranded, find_needs, find_plans
 from extender.insight.usage import CostRoutes, UsageRecord
 from extender.insight.views import gpus_of, node_views, node_with_gpus, verdict_view
-from extender.insight.what_if import (
-    CORDONED,
-    NO_ROOM,
-    NOT_READY,
-    STRANDED,
-    TAINTED,
-    TOLERATED_TAINT,
-    SizeRoute,
-    WhatIf,
-)
+from extender.insight.what_if import NO_ROOM, STRANDED, SizeRoute, WhatIf, why_closed
 from extender.placement.placer import Placer
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.metrics import Metrics
@@ -77,9 +69,8 @@ _ANNOTATION_OF = {
     "max_memory": Annotation.MAX_MEMORY,
     "require_idle": Annotation.REQUIRE_IDLE,
 }
-_SCHEDULER_TAINT = "idlegpu.io/scheduler"
-"""Key of the taint that reserves nodes for one scheduler; /v1/best includes the nodes of all
-schedulers."""
+_ALL_SCHEDULERS: Final = Selection(tolerations=frozenset({("idlegpu.io/scheduler", "", None)}))
+"""Tolerates the taint that reserves nodes for one scheduler."""
 
 
 class FleetRoutes:
@@ -199,7 +190,9 @@ class FleetRoutes:
                 self._fleet,
                 resource,
                 gpus,
-                is_open=lambda node: not self._closed(node, resource, is_full=False),
+                is_open=lambda node: (
+                    not why_closed(self._fleet.nodes[node], resource, _ALL_SCHEDULERS)
+                ),
                 host_pods=self._host_pods,
             )
         )
@@ -300,8 +293,10 @@ class FleetRoutes:
                 row = pool.rows[pool.row_of[node]]
                 assumed = sum(tenant.count for tenant in overlay.get(node, ()))
                 free = row.allocatable - row.held - assumed
-                reason = self._closed(node, request.resource, is_full=free < request.count)
-                stranded = count_stranded(self._fleet.nodes[node], request.resource, row, needs)
+                record = self._fleet.nodes[node]
+                reason = why_closed(record, request.resource, _ALL_SCHEDULERS)
+                reason = reason or (NO_ROOM if free < request.count else "")
+                stranded = count_stranded(record, request.resource, row, needs)
                 if not reason and free - stranded < request.count:
                     reason = STRANDED
                 if reason:
@@ -313,18 +308,6 @@ class FleetRoutes:
         for at in np.flatnonzero(decision.codes).tolist():
             rejected[decision.candidates[at]] = Code(decision.codes[at]).text
         return decision, rejected
-
-    def _closed(self, node: str, resource: str, *, is_full: bool) -> str:
-        """Return the reason why kube-scheduler itself would filter out a node, "" if none."""
-        record = self._fleet.nodes[node]
-        if record.is_unschedulable:
-            return CORDONED
-        if not record.is_ready:
-            return NOT_READY
-        tolerated = {TOLERATED_TAINT, _SCHEDULER_TAINT, resource}
-        if any(taint.repels and taint.key not in tolerated for taint in record.taints):
-            return TAINTED
-        return NO_ROOM if is_full else ""
 
 
 def _source_view(state: SourceState) -> SourceSummary:

@@ -3,7 +3,7 @@
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -181,38 +181,6 @@ def gpu_pod(
     return {**({"metadata": metadata} if metadata else {}), "spec": spec}
 
 
-def _adapted(
-    template: Object,
-    *,
-    environment: Iterable[str] = (),
-    shm: str | None = None,
-    node: str = "",
-    seconds: int | None = None,
-) -> Object:
-    """Return the template of `gpu_pod` with further settings.
-
-    Args:
-        template: metadata and spec of a pod with one container.
-        environment: variables as NAME=VALUE.
-        shm: size of /dev/shm as a quantity, None for the runtime's 64 MiB.
-        node: the only acceptable node, "" for any.
-        seconds: longest run, None for no limit.
-    """
-    (container,) = template["spec"]["containers"]
-    spec = dict(template["spec"])
-    pairs = (one.partition("=") for one in environment)
-    variables = [{"name": name, "value": value} for name, _, value in pairs]
-    container = {**container, **({"env": variables} if variables else {})}
-    if shm:
-        spec["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}}]
-        container["volumeMounts"] = [{"name": "shm", "mountPath": _SHM}]
-    if node:
-        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
-    if seconds is not None:
-        spec["activeDeadlineSeconds"] = seconds
-    return {**template, "spec": {**spec, "containers": [container]}}
-
-
 def _job_of(template: Object, *, name: str, namespace: str) -> Object:
     """Build a Job that runs a pod template once and is deleted a day after it finishes."""
     return {
@@ -333,13 +301,18 @@ class GpuJob:
             annotations=self._annotations(),
             scheduler=self.scheduler,
         )
-        template = _adapted(
-            template,
-            environment=[f"{name}={value}" for name, value in self.env.items()],
-            shm=self.shm,
-            node=self.node,
-            seconds=self.timeout_seconds,
-        )
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        if self.env:
+            container["env"] = [{"name": name, "value": value} for name, value in self.env.items()]
+        if self.shm:
+            volume = {"medium": "Memory", "sizeLimit": self.shm}
+            spec["volumes"] = [{"name": "shm", "emptyDir": volume}]
+            container["volumeMounts"] = [{"name": "shm", "mountPath": _SHM}]
+        if self.node:
+            spec["nodeSelector"] = {"kubernetes.io/hostname": self.node}
+        if self.timeout_seconds is not None:
+            spec["activeDeadlineSeconds"] = self.timeout_seconds
         name = self.name or unique("hold" if self.is_held else name_for(words))
         build = pod_of if self.is_held else _job_of
         return build(template, name=name, namespace=self.namespace)

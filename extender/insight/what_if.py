@@ -57,10 +57,10 @@ _NO_HOST = "node(s) had too little CPU, memory or ephemeral storage left"
 STRANDED = (
     "node(s) had stranded GPUs: too little CPU, memory or ephemeral storage for what a GPU needs"
 )
-CORDONED = "node(s) were unschedulable"
-NOT_READY = "node(s) were not ready"
+_CORDONED = "node(s) were unschedulable"
+_NOT_READY = "node(s) were not ready"
 TAINTED = "node(s) had taints that a plain GPU pod does not tolerate"
-TOLERATED_TAINT = "nvidia.com/gpu"
+_TOLERATED_TAINT = "nvidia.com/gpu"
 """Key of the taint that keeps other pods off GPU nodes. The admission plugin
 ExtendedResourceToleration adds a toleration for the taint named like the requested resource."""
 
@@ -160,7 +160,7 @@ async def _open_nodes(
             row = pool.rows[pool.row_of[name]]
             assumed = sum(tenant.count for tenant in overlay.get(name, ()))
             is_full = row.allocatable - row.held - assumed < request.count
-            reason = _closed(record, request.resource, selection)
+            reason = why_closed(record, request.resource, selection)
             reason = reason or (
                 NO_ROOM if is_full else "" if serves_host(row, request) else _NO_HOST
             )
@@ -172,15 +172,15 @@ async def _open_nodes(
     return names, closed
 
 
-def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
+def why_closed(node: NodeRecord, resource: str, selection: Selection) -> str:
     """Return the reason why kube-scheduler itself would filter out a node, "" if none."""
     if node.is_unschedulable and not tolerates(selection, CORDON):
-        return CORDONED
+        return _CORDONED
     if not node.is_ready:
-        return NOT_READY
+        return _NOT_READY
     if not selects(selection, node):
         return _NOT_SELECTED
-    by_default = {TOLERATED_TAINT, resource}  # ExtendedResourceToleration adds these
+    by_default = {_TOLERATED_TAINT, resource}  # ExtendedResourceToleration adds these
     for taint in node.taints:
         if taint.repels and taint.key not in by_default and not tolerates(selection, taint):
             return TAINTED
