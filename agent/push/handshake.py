@@ -148,19 +148,6 @@ def _read_expiry(token: str) -> float:
     return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """An open stream to the extender.
-
-    Attributes:
-        reader: receives the extender's farewell.
-        writer: sends frames.
-    """
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
 async def open_stream(
     address: Address,
     host: str,
@@ -168,7 +155,7 @@ async def open_stream(
     *,
     tls: ssl.SSLContext | None = None,
     name: str = "",
-) -> Stream:
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect and request the stream; the caller sets a time limit.
 
     Args:
@@ -190,7 +177,7 @@ async def open_stream(
     except BaseException:
         writer.transport.abort()
         raise
-    return Stream(reader, writer)
+    return reader, writer
 
 
 async def _request_upgrade(

@@ -18,7 +18,6 @@ from agent.options import Options, ReportOptions
 from agent.push.handshake import (
     Address,
     RefusedError,
-    Stream,
     Token,
     UnsafeError,
     check_plain,
@@ -116,19 +115,19 @@ class ReportLink:
             OSError, RefusedError: the connection could not be opened, or broke.
         """
         token = read_token(Path(self._options.token_file))
-        stream = await self._open(token)
-        farewell_task = asyncio.create_task(_read_farewell(stream.reader), name="report listener")
+        reader, writer = await self._open(token)
+        farewell_task = asyncio.create_task(_read_farewell(reader), name="report listener")
         try:
-            _set_socket_options(stream.writer)
+            _set_socket_options(writer)
             self._record_success()
-            await self._send_updates(stream, farewell_task, self._connection_deadline(token))
+            await self._send_updates(writer, farewell_task, self._connection_deadline(token))
         finally:
-            stream.writer.transport.abort()
+            writer.transport.abort()
             farewell_task.cancel()
             await asyncio.wait([farewell_task])  # unlike the task itself, it hides no cancellation
             _ = farewell_task.cancelled() or farewell_task.exception()  # asyncio logs unread ones
 
-    async def _open(self, token: Token) -> Stream:
+    async def _open(self, token: Token) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect and request the stream.
 
         Raises:
@@ -147,7 +146,7 @@ class ReportLink:
             raise tls_error(error, options) from error
 
     async def _send_updates(
-        self, stream: Stream, farewell_task: asyncio.Task[None], until: float
+        self, writer: asyncio.StreamWriter, farewell_task: asyncio.Task[None], until: float
     ) -> None:
         """Send updates until a time of the event loop; skip reports that were missed meanwhile."""
         loop, updates, bucket = asyncio.get_running_loop(), UpdateBuilder(), _TokenBucket()
@@ -169,9 +168,9 @@ class ReportLink:
                 confirmations = _CONFIRMATIONS
             elif confirmations:
                 confirmations -= 1
-            stream.writer.write(frame(update))
+            writer.write(frame(update))
             async with asyncio.timeout(self._options.timeout_seconds):
-                await stream.writer.drain()
+                await writer.drain()
             last_sent, last_sent_at = digest, loop.time()
             self.sent += 1
 
