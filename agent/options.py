@@ -16,21 +16,11 @@ from agent.tenants.foreign import Threshold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """Settings of reports to the extender.
+    """Settings of reports to the extender, as `agent.config` describes them; "" for none.
 
     Attributes:
-        service: host:port of the headless Service of all replicas, "" for none.
-        token_file: service-account token that authenticates the node; read for each connection.
-        ca_file: CAs of the extender's certificate, "" for no TLS; read for each connection.
-        server_name: name that the certificate must have, "" for the service's name.
-        allow_plain: allow reports without TLS to other machines.
-        heartbeat_seconds: interval of reports without news.
-        utilization_step: change of activity that is reported at once, 0 to 1.
-        memory_step: change of the share of memory in use that is reported at once, 0 to 1.
-        resolve_seconds: interval of DNS look-ups of the service.
-        timeout_seconds: time limit for opening a connection, and for sending an update.
-        reconnect_seconds: longest delay before the first reconnect.
-        max_backoff_seconds: longest delay between connection attempts after failures.
+        utilization_step: ratio, 0 to 1.
+        memory_step: ratio, 0 to 1.
     """
 
     service: str = ""
@@ -49,27 +39,15 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All settings of the agent.
+    """All settings of the agent, as `agent.config` describes them; "" for none.
 
     Attributes:
-        host: address of /metrics, /healthz, /readyz and the report.
-        port: their port.
-        loads_host: address of the report that has only loads; "" to not serve it.
-        loads_port: its port.
-        node: name of the node.
-        period_seconds: interval of passes.
+        host: host of `listen`.
+        port: port of `listen`.
+        loads_host: host of `loads_listen`.
+        loads_port: port of `loads_listen`.
         cadence: intervals of reads.
-        call_seconds: time limit of an NVML call.
-        liveness_seconds: time of unreadable GPUs after which /healthz fails.
-        dcgm_names: also export the metrics of dcgm-exporter.
-        kubelet_socket: socket of the pod-resources API, "" for none.
-        proc: mount point of the host's /proc, "" for none.
-        pod_logs: the kubelet's directory of pod logs, "" for none.
         verdict_policy: when a device is idle, and when it is unhealthy.
-        foreign: limits above which unexplained use is foreign.
-        reports: settings of reports to the extender.
-        log_level: lowest level of log messages.
-        log_format: format of log messages.
     """
 
     host: str = "127.0.0.1"

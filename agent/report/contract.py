@@ -286,9 +286,7 @@ class Layout(_Record, frozen=True, kw_only=True):
     """Meaning of the rows and columns of an update's values.
 
     Attributes:
-        driver_version: "" without a driver.
-        topology_policy: policy of the kubelet's Topology Manager, "" if unknown.
-        topology_scope: its scope, "" if unknown.
+        driver_version, topology_policy, topology_scope: as in the report.
         devices: device of each column.
         rows: name of each row: a `readings.Signal`, or one of the constants above.
     """

@@ -120,20 +120,7 @@ class Holder:
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """Devices, GPU-hours and costs, summed over pods.
-
-    Attributes:
-        pods: number of pods.
-        gpus: GPUs that they hold, without MIG instances.
-        gpus_idle: idle GPUs among them, without MIG instances.
-        instances: MIG instances that they hold.
-        instances_idle: idle MIG instances among them.
-        gpu_hours: card-hours.
-        gpu_hours_idle: card-hours of idle devices.
-        unpriced_pods: pods without a known price; the costs exclude them.
-        cost: cost of all card-hours with a price.
-        cost_idle: cost of the idle card-hours with a price.
-    """
+    """Devices, GPU-hours and costs, summed over pods: the fields of `SumsAnswer`."""
 
     pods: int = 0
     gpus: int = 0

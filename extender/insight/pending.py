@@ -77,17 +77,10 @@ _VERSION: Final = 1
 
 
 class _Last(msgspec.Struct, kw_only=True, frozen=True):
-    """Short form of a replica's latest decision about a pod; it does not contain the pod's name.
+    """A `LastDecision` and more about it for another replica; it does not contain the pod's name.
 
     Attributes:
-        id: id of the decision, unique across replicas.
-        replica: name of the extender pod that made it.
-        number: number of the decision within that replica.
         at: time of the decision, seconds since the epoch.
-        verb: filter or prioritize.
-        candidates: number of candidate nodes.
-        feasible: number of nodes that passed.
-        node: first choice, None if no node passed.
         leaves_none: whether the answer left the pod without a node.
         refused: reasons of the rejected candidates, most frequent first.
         examples: one rejected candidate for each of these reasons.

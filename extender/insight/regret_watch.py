@@ -97,23 +97,18 @@ _MAX_WAITING: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOutcome:
-    """Outcome of one placement; activities are mean ratios, None if unknown.
+    """Outcome of one placement, as `OutcomeAnswer` describes it; activities are None if unknown.
 
     Attributes:
-        pod: the pod.
         bound_at: when its binding was seen, seconds since the epoch.
         decided_at: time of the decision; if two replicas decided, the later decision counts.
-        seconds: time for which the pod was watched; shorter if it ended early.
-        node: its node.
         choice: our first choice, "" if no node passed.
-        is_shadow: whether the decision was made in shadow mode.
         is_known: whether the pod's GPUs are known; if not, all GPUs count that it could have got on
             its node.
         gpus: number of these GPUs.
         got: activity of these GPUs since the binding.
         choice_since: activity since then of the GPUs that it could have got on our first choice.
         best_since: activity since then of the GPUs on the node that turned out best.
-        best: the node that turned out best.
         got_then: activity at the decision of the GPUs that it could have got on its node.
         choice_then: the same on our first choice.
     """

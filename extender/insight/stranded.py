@@ -66,19 +66,7 @@ class _Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StrandedNode:
-    """A node with GPUs for which it lacks CPU, memory or ephemeral storage.
-
-    Attributes:
-        node: its name.
-        resource: resource name of the GPUs.
-        gpus: number of stranded GPUs.
-        free: number of free GPUs, stranded or not.
-        lacks: names of the resources that are missing, the scarcest first.
-        left: host resources of the node that no pod requests.
-        need: host resources for one GPU or replica.
-        is_assumed: whether `need` is assumed, because no pod with such GPUs requests any.
-        holders: pods that hold more than their even share, largest first.
-    """
+    """A node with GPUs for which it lacks CPU, memory or ephemeral storage; see `StrandedGpus`."""
 
     node: str
     resource: str
