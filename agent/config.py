@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from agent import options
 from agent.gpu.session import Cadence
@@ -21,8 +21,8 @@ from agent.report.verdict import VerdictPolicy
 from agent.tenants.foreign import Threshold
 from extender.settings import decision, service
 from extender.settings.loading import ConfigError, Loaded, load_model, removed_in
-from extender.settings.section import MIB, TIB, Percent, Quantity, Section, ValueForm
-from extender.settings.service import ADDRESS_FORM, split_address
+from extender.settings.section import MIB, TIB, Percent, Quantity, Section
+from extender.settings.service import Address, OptionalAddress, split_address
 from extender.settings.spec import Setting, list_settings, render_table, show_value
 
 _PREFIX: Final = "IDLEGPU_AGENT_"
@@ -62,7 +62,7 @@ class Foreign(Section):
 class Reports(Section):
     """Settings of reports to the extender."""
 
-    service: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
+    service: OptionalAddress = Field(
         default=_DEFAULT.reports.service,
         description="host:port of a headless Service of all replicas of the extender, which all "
         "receive the reports of this node; empty: send no reports",
@@ -127,13 +127,6 @@ class Reports(Section):
         description="longest delay between connection attempts after failures",
     )
 
-    @field_validator("service")
-    @classmethod
-    def _check_service(cls, service: str) -> str:
-        if service:
-            split_address(service)
-        return service
-
     def value(self) -> ReportOptions:
         """Convert to the agent's options."""
         return ReportOptions(
@@ -155,12 +148,12 @@ class Reports(Section):
 class Settings(Section):
     """All settings of the agent."""
 
-    listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
+    listen: Address = Field(
         default=f"{_DEFAULT.host}:{_DEFAULT.port}",
         description="host:port of metrics, health and the report, in plain HTTP; in a pod "
         "0.0.0.0:9402 or [::]:9402",
     )
-    loads_listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
+    loads_listen: OptionalAddress = Field(
         default="",
         description="host:port of a report with the GPUs' loads only, without pods and processes, "
         "in plain HTTP, for IDLEGPU_AGENT_URL of any pod; in a pod 0.0.0.0:9403 or [::]:9403; "
@@ -238,13 +231,6 @@ class Settings(Section):
     foreign: Foreign = Foreign()
     health: decision.HealthSettings = decision.HealthSettings()
     log: service.Log = service.Log()
-
-    @field_validator("listen", "loads_listen")
-    @classmethod
-    def _check_listen(cls, listen: str, info: ValidationInfo) -> str:
-        if listen or info.field_name == "listen":
-            split_address(listen)
-        return listen
 
     def value(self) -> Options:
         """Convert to the agent's options."""

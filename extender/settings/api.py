@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from extender.settings.section import AnyCase, Section, ValueForm
-from extender.settings.service import ADDRESS_FORM, split_address
+from extender.settings.service import OptionalAddress, split_address
 
 
 class Tls(Section):
@@ -179,7 +179,7 @@ _NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 class Admission(Section):
     """Settings of the admission webhook, which assigns new GPU pods to a scheduler."""
 
-    listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
+    listen: OptionalAddress = Field(
         default="",
         description="host:port of the admission webhook, over TLS; in a pod 0.0.0.0:8890 or "
         "[::]:8890; empty: no webhook",
@@ -218,13 +218,6 @@ class Admission(Section):
         description="namespace of the Lease; empty: the pod's own, or idlegpu if a kubeconfig is "
         "set",
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        if listen:
-            split_address(listen)
-        return listen
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:

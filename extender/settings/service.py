@@ -225,7 +225,7 @@ class RegretSettings(Section):
 
 
 _MAX_PORT: Final = 65535
-ADDRESS_FORM: Final = f"host:port with a port from 1 to {_MAX_PORT}"
+_ADDRESS_FORM: Final = f"host:port with a port from 1 to {_MAX_PORT}"
 
 _LEAST_SECRET: Final = 16
 """Shortest allowed secret, in characters."""
@@ -260,15 +260,29 @@ def split_address(address: str, *, least_port: int = 1) -> tuple[str, int]:
     return host, port
 
 
+def _check_address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, ValueForm(_ADDRESS_FORM), AfterValidator(_check_address)]
+"""A host and a port, as host:port."""
+
+OptionalAddress = Annotated[
+    str, ValueForm(_ADDRESS_FORM), AfterValidator(lambda text: text and _check_address(text))
+]
+"""An address, or "" for none."""
+
+
 class PeersSettings(Section):
     """Settings of the messages in which replicas share requests and placements."""
 
-    service: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
+    service: OptionalAddress = Field(
         default="",
         description="host:port of a headless Service of all replicas: they share the requests that "
         "they receive and their placements; empty: there is one replica",
     )
-    addresses: Annotated[tuple[str, ...], ValueForm(f"a list of {ADDRESS_FORM}")] = Field(
+    addresses: Annotated[tuple[str, ...], ValueForm(f"a list of {_ADDRESS_FORM}")] = Field(
         default=(), description="addresses of replicas, in addition to those of the service"
     )
     secret_file: Path | None = Field(
@@ -276,13 +290,6 @@ class PeersSettings(Section):
         description="file with a secret that all replicas share; replicas without TLS need it, "
         "and ignore messages without it. With TLS, certificates identify replicas",
     )
-
-    @field_validator("service")
-    @classmethod
-    def _check_service(cls, service: str) -> str:
-        if service:
-            split_address(service)
-        return service
 
     @field_validator("addresses")
     @classmethod

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from extender.core.devices.readings import Signal
 from extender.settings.api import is_loopback
 from extender.settings.section import Section, ValueForm
-from extender.settings.service import ADDRESS_FORM, split_address
+from extender.settings.service import OptionalAddress, split_address
 
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -129,7 +129,7 @@ def _is_url(url: str) -> bool:
 class Agents(Section):
     """Settings of the port to which node agents report."""
 
-    listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
+    listen: OptionalAddress = Field(
         default="",
         description="host:port to which node agents report; in a pod 0.0.0.0:9401 or [::]:9401; "
         "empty: no reports",
@@ -176,13 +176,6 @@ class Agents(Section):
         description="most connections at a time to agents.listen, one for each node; if the port "
         "is full, as for max_connections",
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        if listen:
-            split_address(listen)
-        return listen
 
     @field_validator("service_accounts")
     @classmethod
