@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from agent.config import load_settings as load_agent_settings
+from agent.config import load as load_agent_settings
 from agent.options import ReportOptions
 from simulation.agents import REPORTS, run_agents
 from testkit.agent.report_server import NAMES, two_nodes
@@ -124,7 +124,7 @@ async def reporting(
     await installation.apply(folder)
     address = f"127.0.0.1:{free_port()}"
     async with running_extender(installation, tmp_path, {LISTEN: address}, certify) as extender:
-        shipped = load_agent_settings(None, variables(folder, "DaemonSet", AGENT)).reports
+        shipped = load_agent_settings(None, variables(folder, "DaemonSet", AGENT)).settings.reports
         assert shipped.ca_file
         ca = await installation.admin.request("GET", CA_PATH)
         ca_file = tmp_path / "trusted.crt"

@@ -13,7 +13,7 @@ import yaml
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.config import load_settings as load_agent_settings
+from agent.config import load as load_agent_settings
 from extender.app import Extender, start
 from extender.server.certificates.__main__ import main as make_certificates
 from extender.server.certificates.storing import CA_SECRET, SECRETS
@@ -148,7 +148,7 @@ def test_certificates_have_the_names_that_clients_verify(secrets: Secrets) -> No
     )
     pod = yaml.safe_load(patch["patch"])["spec"]["template"]["spec"]
     environ = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
-    reports = load_agent_settings(None, environ).reports
+    reports = load_agent_settings(None, environ).settings.reports
 
     extender, scheduler = names_in(secrets[EXTENDER]), names_in(secrets[SCHEDULER])
 

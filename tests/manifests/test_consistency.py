@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 import yaml
 
-from agent.config import load_settings as load_agent_settings
+from agent.config import load as load_agent_settings
 from extender.core.request.request import GATE
 from extender.effects.waker import _POD_ANNOTATION
 from extender.server.certificates.storing import CA_CONFIG_MAP
@@ -135,7 +135,7 @@ def test_the_agent_takes_its_settings_and_serves_where_it_is_scraped(tmp_path: P
     container = container_of("DaemonSet", AGENT)
     environ = {entry["name"]: "gpu-7" for entry in container["env"]}
 
-    options = load_agent_settings(path, environ).value()
+    options = load_agent_settings(path, environ).settings.value()
 
     assert (options.host, options.port) == ("0.0.0.0", ports_of(container)["metrics"])
     assert options.node == "gpu-7"
@@ -280,7 +280,7 @@ def test_wake_policy_covers_the_extenders_account_and_writes() -> None:
 
 def test_agents_report_to_the_right_address_as_the_right_account() -> None:
     agents = extender_settings(variables("agent-reports", EXTENDER)).agents
-    reports = load_agent_settings(None, variables("agent-reports", AGENT)).reports
+    reports = load_agent_settings(None, variables("agent-reports", AGENT)).settings.reports
     service = find(items(), "Service", "idlegpu-agents")
     token = find(items(), "DaemonSet", AGENT)["spec"]["template"]["spec"]["volumes"][1]
     account = find(items(), "ServiceAccount", AGENT)["metadata"]
@@ -300,7 +300,7 @@ def test_agents_report_to_the_right_address_as_the_right_account() -> None:
 def test_agents_verify_the_webhooks_certificate(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["certs-job", "agent-reports"]))
     agents = extender_settings(variables("agent-reports", EXTENDER)).agents
-    reports = load_agent_settings(None, variables("agent-reports", AGENT)).reports
+    reports = load_agent_settings(None, variables("agent-reports", AGENT)).settings.reports
     webhooks = extender_settings().tls
 
     assert (agents.cert_file, agents.key_file) == (webhooks.cert_file, webhooks.key_file)
@@ -389,7 +389,7 @@ def test_pods_reach_only_the_gpu_loads_of_their_nodes_agent(
     together = built(with_components(tmp_path, ["host-port"]))
     pod = find(together, "DaemonSet", AGENT)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    options = load_agent_settings(None, variables("host-port", AGENT)).value()
+    options = load_agent_settings(None, variables("host-port", AGENT)).settings.value()
     rules = find(together, "NetworkPolicy", AGENT)["spec"]["ingress"]
     runtime = find([read(EXAMPLES / "function-runtime.yaml")], "Deployment", "function-runtime")
     (worker,) = runtime["spec"]["template"]["spec"]["containers"]
