@@ -97,7 +97,7 @@ class Extender:
             self.build_app(),
             self.build_status_app(),
             self.build_admission_app(),
-            watch=self.request_tracker.watch,
+            request_tracker=self.request_tracker,
         )
         export_ports(self.metrics, [*self.server_ports.ports, *self.source_manager.ports])
         self.reloader = Reloader(file, settings, self.adopt, self.metrics, clock) if file else None

@@ -17,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime.logs import ThrottledLogger
 from extender.server.listener import RESERVED_DESCRIPTORS, Factory, Listener, spare_for
+from extender.server.request_tracker import RequestTracker
 from extender.server.tls import Certificates, ServerContext, follow_certificate
 from extender.settings.config import MAX_CONNECTIONS, Settings
 
@@ -42,9 +43,6 @@ _CLIENTS_HINT: Final = (
     "tlsConfig.certFile and keyFile of its extender; another replica presents its tls.cert_file"
 )
 
-_Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
-"""Wraps the protocol of a connection to observe it."""
-
 
 class ServerPorts:
     """The listening ports and the aiohttp applications behind them.
@@ -54,7 +52,7 @@ class ServerPorts:
         webhooks: application of the webhooks' port; serves everything if `status` is None.
         status: application of health, metrics and API on a port of its own.
         admission: application of the admission webhook, or None if it is not configured.
-        watch: wraps the protocol of each connection to the webhooks' port.
+        request_tracker: is notified of bytes and ends of connections to the webhooks' port.
 
     Raises:
         TlsError: the certificates cannot be used.
@@ -67,7 +65,7 @@ class ServerPorts:
         status: web.Application | None,
         admission: web.Application | None = None,
         *,
-        watch: _Watch = lambda connection: connection,
+        request_tracker: RequestTracker | None = None,
     ) -> None:
         heads = _Heads()
         self._runner = _runner(webhooks, heads)
@@ -86,7 +84,7 @@ class ServerPorts:
         self._webhooks_port = Listener(
             "webhooks",
             settings.listen_address,
-            _factory(self._runner, heads, watch),
+            _factory(self._runner, heads, request_tracker),
             most=lambda: settings.max_connections,
             tls=self._certificates.server if self._certificates is not None else None,
             spare=min(RESERVED_DESCRIPTORS, spare_for(0)),
@@ -281,57 +279,62 @@ class _Heads:
 
 
 class _Timed(asyncio.Protocol):
-    """Forwards all events of a connection, and reports arriving bytes to listener and `_Heads`.
+    """Forwards all events of a connection, and first reports arriving bytes and its end.
 
     Args:
         connection: the aiohttp protocol that handles the requests.
-        inner: receives the events: `connection` itself, or a wrapper around it.
         heads: times the heads of requests.
+        request_tracker: is notified too, if given.
         on_bytes: called whenever bytes arrive.
     """
 
     def __init__(
         self,
         connection: web.RequestHandler,
-        inner: asyncio.BaseProtocol,
         heads: _Heads,
+        request_tracker: RequestTracker | None,
         on_bytes: Callable[[], None],
     ) -> None:
         self._connection = connection
-        self._inner: asyncio.Protocol = inner  # type: ignore[assignment] # it takes bytes
         self._heads = heads
+        self._request_tracker = request_tracker
         self._on_bytes = on_bytes
         self._transport: asyncio.Transport | None = None
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment] # a socket's; uvloop's is no subclass
-        self._inner.connection_made(transport)
+        self._connection.connection_made(transport)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._heads.forget(self._connection)
         self._transport = None
-        self._inner.connection_lost(exc)
+        if self._request_tracker is not None:
+            self._request_tracker.note_end(self._connection)
+        self._connection.connection_lost(exc)
 
     @override
     def data_received(self, data: bytes) -> None:
         self._on_bytes()
         if self._transport is not None:
             self._heads.note_bytes(self._connection, self._transport)
-        self._inner.data_received(data)
+        if self._request_tracker is not None:
+            self._request_tracker.note_bytes(self._connection)
+        self._connection.data_received(data)
 
     @override
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
+        self._connection.eof_received()
+        return None
 
     @override
     def pause_writing(self) -> None:
-        self._inner.pause_writing()
+        self._connection.pause_writing()
 
     @override
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
+        self._connection.resume_writing()
 
 
 def _runner(app: web.Application, heads: _Heads) -> web.AppRunner:
@@ -349,15 +352,14 @@ def _runner(app: web.Application, heads: _Heads) -> web.AppRunner:
 
 
 def _factory(
-    runner: web.AppRunner, heads: _Heads, watch: _Watch = lambda connection: connection
+    runner: web.AppRunner, heads: _Heads, request_tracker: RequestTracker | None = None
 ) -> Factory:
     """Return a function that creates the protocol of each connection, once the runner is set up."""
 
     def make(on_bytes: Callable[[], None]) -> asyncio.BaseProtocol:
         if runner.server is None:
             raise ConnectionAbortedError("the server is shutting down")
-        connection = runner.server()
-        return _Timed(connection, watch(connection), heads, on_bytes)
+        return _Timed(runner.server(), heads, request_tracker, on_bytes)
 
     return make
 

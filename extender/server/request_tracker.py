@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from aiohttp import web
-from typing_extensions import override  # in typing from Python 3.12 on
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +124,6 @@ class RequestTracker:
             self._expected = None
             self._wake_if_no_urgent()
 
-    def watch(self, connection: web.RequestHandler) -> asyncio.BaseProtocol:
-        """Return a protocol that forwards all events to `connection` and reports arriving bytes."""
-        return _Watched(connection, self)
-
     def note_bytes(self, connection: asyncio.BaseProtocol) -> None:
         """Record that bytes arrived on a connection that has sent a request of `once` before.
 
@@ -229,43 +224,3 @@ class RequestTracker:
                 await self._none.wait()
         except TimeoutError:
             logger.warning("requests left unanswered", extra={"requests": self.requests})
-
-
-class _Watched(asyncio.Protocol):
-    """Forwards all events of a connection, and first reports arriving bytes to `RequestTracker`.
-
-    Args:
-        connection: the aiohttp protocol that handles the requests.
-        request_tracker: receives the reports.
-    """
-
-    def __init__(self, connection: web.RequestHandler, request_tracker: RequestTracker) -> None:
-        self._connection = connection
-        self._request_tracker = request_tracker
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._connection.connection_made(transport)
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._request_tracker.note_end(self._connection)
-        self._connection.connection_lost(exc)
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        self._request_tracker.note_bytes(self._connection)
-        self._connection.data_received(data)
-
-    @override
-    def eof_received(self) -> bool | None:
-        self._connection.eof_received()
-        return None
-
-    @override
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    @override
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()

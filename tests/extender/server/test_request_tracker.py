@@ -38,9 +38,7 @@ class Connection:
 
     def __init__(self, request_tracker: RequestTracker) -> None:
         self.connected = True
-        self.received = b""
         self._request_tracker = request_tracker
-        self._watched: Any = request_tracker.watch(self)  # type: ignore[arg-type] # stands in for one
 
     def call(
         self, path: str, handle: Callable[[], Awaitable[object]]
@@ -55,18 +53,12 @@ class Connection:
         count: Any = self._request_tracker.count
         return asyncio.create_task(count(request, answer))
 
-    def receive(self, data: bytes) -> None:
-        self._watched.data_received(data)
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
+    def receive_bytes(self) -> None:
+        self._request_tracker.note_bytes(self)  # type: ignore[arg-type] # stands in for one
 
     def close(self) -> None:
         self.connected = False
-        self._watched.connection_lost(None)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        pass
+        self._request_tracker.note_end(self)  # type: ignore[arg-type] # stands in for one
 
 
 async def at_once() -> None:
@@ -248,8 +240,6 @@ async def test_a_hurried_shutdown_limits_the_wait_for_open_requests(
 
 # --- arriving requests ----------------------------------------------------------------------------
 
-FIRST_BYTES = b"GET /filt"
-
 
 async def known(request_tracker: RequestTracker, path: str = "/filter") -> Connection:
     """Return a connection with an earlier request to this path."""
@@ -264,12 +254,11 @@ async def test_work_waits_from_the_first_bytes_of_a_request_to_its_answer() -> N
     part = _MAX_YIELD_SECONDS / 4
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
-    connection.receive(FIRST_BYTES)
+    connection.receive_bytes()
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
     await asyncio.sleep(part)
     await connection.call("/filter", lambda: asyncio.sleep(part))
 
-    assert connection.received == FIRST_BYTES
     assert await work == pytest.approx(2 * part)
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
@@ -277,7 +266,7 @@ async def test_work_waits_from_the_first_bytes_of_a_request_to_its_answer() -> N
 async def test_work_continues_when_the_connection_of_a_request_ends() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
-    connection.receive(FIRST_BYTES)
+    connection.receive_bytes()
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
     await asyncio.sleep(_MAX_YIELD_SECONDS / 4)
 
@@ -289,11 +278,11 @@ async def test_work_continues_when_the_connection_of_a_request_ends() -> None:
 async def test_work_does_not_wait_long_for_bytes_that_become_no_request() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
-    connection.receive(FIRST_BYTES)
+    connection.receive_bytes()
     await asyncio.sleep(_MAX_YIELD_SECONDS / 2)
     assert await seconds_of(request_tracker.yield_control()) > 0.0
 
-    connection.receive(b"er")  # further bytes of the same request
+    connection.receive_bytes()  # further bytes of the same request
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
@@ -301,6 +290,6 @@ async def test_work_does_not_wait_for_bytes_of_clients_without_urgent_requests()
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker, "/metrics")
 
-    connection.receive(FIRST_BYTES)
+    connection.receive_bytes()
 
     assert await seconds_of(request_tracker.yield_control()) == 0.0
