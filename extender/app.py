@@ -201,7 +201,8 @@ class Extender:
         self.warm_up = WarmUp(
             self.fleet,
             self.placer.evaluation_cache,
-            self.source_manager,
+            is_synced=lambda: self.source_manager.cluster.is_synced,
+            refresh=self.source_manager.refresh,
             requests=self.webhooks.requests,
             readiness=self.readiness,
             gc_control=self.gc_control,

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
-from typing import Final, Protocol
+from typing import Final
 
 from extender.core.decision.dirty_rows import (
     CacheEntry,
@@ -204,32 +204,15 @@ _GATHER_SECONDS: Final = 0.003
 """Time to collect changes, so that one pass handles all of them."""
 
 
-class _RefreshedSources(Protocol):
-    """The part of the source manager that the warm-up needs."""
-
-    @property
-    def cluster(self) -> "_SyncedInventory":
-        """Source of nodes and pods."""
-
-    async def refresh(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
-        """Estimate all devices again, if it is time."""
-
-
-class _SyncedInventory(Protocol):
-    """The part of the cluster source that the warm-up needs."""
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether all nodes and pods are known."""
-
-
 class WarmUp:
     """Recomputes allocations, estimates and evaluations after every change of the fleet.
 
     Args:
         fleet: the fleet; its changes start the work.
         evaluation_cache: cached evaluations for the requests of the last minutes.
-        source_manager: estimates devices again, one at a time with deliveries of the sources.
+        is_synced: returns whether all nodes and pods are known.
+        refresh: estimates devices again if it is time, after calling its argument with the coming
+            snapshot.
         requests: parses the requests of pods.
         readiness: is notified when the first allocation is complete.
         gc_control: collects garbage at that moment, because no request is open yet.
@@ -240,8 +223,9 @@ class WarmUp:
         self,
         fleet: Fleet,
         evaluation_cache: EvaluationCache,
-        source_manager: _RefreshedSources,
         *,
+        is_synced: Callable[[], bool],
+        refresh: Callable[[Callable[[Snapshot], Steps[None]]], Awaitable[None]],
         requests: WaitingRequests,
         readiness: Readiness,
         gc_control: GcControl,
@@ -249,7 +233,8 @@ class WarmUp:
     ) -> None:
         self._fleet = fleet
         self._evaluation_cache = evaluation_cache
-        self._source_manager = source_manager
+        self._is_synced = is_synced
+        self._refresh = refresh
         self._requests = requests
         self._readiness = readiness
         self._gc_control = gc_control
@@ -273,12 +258,12 @@ class WarmUp:
         while True:
             self._to_allocate.clear()
             await run_in_steps(self._fleet.settle_in_steps(), self._yield_control)
-            if self._source_manager.cluster.is_synced and not self._readiness.is_allocated:
+            if self._is_synced() and not self._readiness.is_allocated:
                 self._fleet.snapshot_of_all()
                 self._gc_control.tidy()  # takes long, and no request is open yet
                 self._readiness.mark_allocated()
             if self._readiness.is_allocated:
-                await self._source_manager.refresh(self._evaluation_cache.prepare_in_steps)
+                await self._refresh(self._evaluation_cache.prepare_in_steps)
             await _change(self._to_allocate)
             await asyncio.sleep(_GATHER_SECONDS)
 

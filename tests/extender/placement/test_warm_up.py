@@ -45,7 +45,8 @@ def warm_up(world: World, readiness: SimpleNamespace) -> WarmUp:
     return WarmUp(
         world.fleet,
         world.placer.evaluation_cache,
-        source_manager=cast(Any, None),
+        is_synced=lambda: True,
+        refresh=cast(Any, None),
         requests=WaitingRequests(),
         readiness=cast(Any, readiness),
         gc_control=cast(Any, None),
