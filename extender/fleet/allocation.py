@@ -27,7 +27,6 @@ from extender.core.prices import price_milli
 from extender.core.steps import Steps
 from extender.fleet.departures import Departures, UnattributedEnds, count_unreported
 from extender.fleet.device_holders import (
-    DeviceUse,
     HolderSources,
     TenantsByRow,
     add_claimed,
@@ -203,7 +202,7 @@ class NodeAllocations:
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
         self._departures.expire_ended(name, now)
-        before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
+        before, after = self._rows.get(name), self._rows_of(node, pods, tenants)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
         self._rows[name] = after
@@ -246,8 +245,8 @@ class NodeAllocations:
         """Return the state of a node's devices without some pods (UIDs), by resource."""
         name, left = node.name, [pod for pod in pods if pod.uid not in victims]
         guessed: Guesses = {}
-        self._allocate(node, pods, self._tenants(name, pods), self._policy, guessed)
-        after = self._allocate(node, left, self._tenants(name, left), self._policy, guessed)
+        self._allocate(node, pods, self._tenants(name, pods), guessed)
+        after = self._allocate(node, left, self._tenants(name, left), guessed)
         tenants, before = self.tenants_on(name), self._rows.get(name, {})
         gone = [pod for pod in pods if pod.uid in victims]
         return {
@@ -260,28 +259,9 @@ class NodeAllocations:
             for resource, row in after.items()
         }
 
-    def allocate_under(
-        self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
-    ) -> tuple[dict[str, PoolRow], list[DeviceUse]]:
-        """Return a node's rows and the use of its devices under another policy."""
-        tenants = self._tenants(node.name, pods)
-        rows = self._rows_of(node, pods, tenants, policy)
-        return rows, list(device_uses(pods, tenants, rows))
-
-    def adopt(
-        self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], unsettled: AbstractSet[str]
-    ) -> None:
-        """Switch to another policy.
-
-        Args:
-            policy: the policy.
-            rows: rows of nodes under this policy, by node and resource.
-            unsettled: nodes among them with pods that the readings do not cover yet.
-        """
+    def adopt(self, policy: Policy) -> None:
+        """Allocate by another policy from now on."""
         self._policy = policy
-        self._rows.update(rows)
-        self._loaded_at.update(dict.fromkeys(rows, 0.0))
-        self._unsettled = (self._unsettled - rows.keys()) | unsettled
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
         """Release the devices of an ended pod; earlier readings then count for no pod.
@@ -399,20 +379,18 @@ class NodeAllocations:
             del ended[key]
 
     def _rows_of(
-        self,
-        node: NodeRecord,
-        pods: Sequence[PodRecord],
-        tenants: TenantsByRow,
-        policy: Policy,
+        self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
     ) -> dict[str, PoolRow]:
         """Return a node's rows, each with the state after its terminating pods are gone."""
         guessed: Guesses = {}
-        rows = self._allocate(node, pods, tenants, policy, guessed)
+        rows = self._allocate(node, pods, tenants, guessed)
         leaving = [pod for pod in pods if pod.is_deleting]
         if not leaving and not self._departures.has_ended_pods(node.name):
             return rows
-        left = [pod for pod in pods if not pod.is_deleting]
-        after = self._allocate(node, left, self._tenants(node.name, left), policy, guessed)
+        after = rows
+        if leaving:
+            left = [pod for pod in pods if not pod.is_deleting]
+            after = self._allocate(node, left, self._tenants(node.name, left), guessed)
         return {
             resource: replace(
                 row,
@@ -434,7 +412,6 @@ class NodeAllocations:
         node: NodeRecord,
         pods: Sequence[PodRecord],
         tenants: TenantsByRow,
-        policy: Policy,
         guessed: Guesses,
     ) -> dict[str, PoolRow]:
         """Return a node's row in the pool of each of its resources."""
@@ -442,9 +419,9 @@ class NodeAllocations:
         devices = tuple(self._device(row, on_it, model) for row, on_it in tenants.items())
         tenancy = DeviceTenancy(
             is_mapped=self._holder_sources.of(node.name).is_known,
-            shared_policy=policy.shared_policy,
+            shared_policy=self._policy.shared_policy,
             is_out=self._is_out(),
-            assumed=policy.assumed,
+            assumed=self._policy.assumed,
             started_at=self._clocks.started_at,
             works_since=self._clocks.works_since,
             expected=self.similar_pods.of,
@@ -468,7 +445,7 @@ class NodeAllocations:
                 zone_id=self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids)),
             )
             model = self._models.to_land_on(node.name, row, behind, expected.count)
-            price = price_milli(policy.prices, self.models[model], node)
+            price = price_milli(self._policy.prices, self.models[model], node)
             if (model, price) != (row.model_id, row.price):
                 row = replace(row, model_id=model, price=price)
             rows[resource] = self._unattributed_ends.with_freed_devices(node.name, resource, row)

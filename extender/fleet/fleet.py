@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from types import MappingProxyType
 
 from extender.core.decision.group_fit import GroupNeed
 from extender.core.devices.readings import (
@@ -31,7 +30,6 @@ from extender.fleet.groups import PodGroups
 from extender.fleet.impossible_requests import aim, rows_by_index
 from extender.fleet.intake import SourceState
 from extender.fleet.pods import KnownPods, PodClocks, Share
-from extender.fleet.pools import StagedPolicy, is_allocated_by
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.store import DeviceStore
@@ -42,9 +40,6 @@ _STEP_SECONDS = 1.0
 
 _PIECE_NODES = 8
 """Nodes allocated per cooperative step, a millisecond or two."""
-
-_STAGE_ROUNDS = 3
-"""Rounds of allocation for nodes that change while a new policy is staged."""
 
 
 class Fleet:
@@ -378,47 +373,18 @@ class Fleet:
     # --- settings -----------------------------------------------------------------------------
 
     def adopt_in_steps(self, policy: Policy) -> Steps[None]:
-        """Switch to another policy; the last step puts it in force.
+        """Switch to another policy; readings, allocations and assumptions stay.
 
-        No snapshot mixes both policies. Readings, allocations and assumptions stay. Nodes that
-        readings change meanwhile take another step.
+        If it changes allocations, the nodes are allocated again in the steps after the switch.
         """
-        staged = StagedPolicy(self._allocations, policy)
-        if is_allocated_by(policy) != is_allocated_by(self.policy):
-            yield from self.settle_in_steps()
-            for _ in range(_STAGE_ROUNDS):
-                names = iter(staged.outdated())
-                while some := list(islice(names, _PIECE_NODES)):
-                    known = [name for name in some if name in self._nodes]
-                    staged.add((self._nodes[name], self.pods_on(name)) for name in known)
-                    yield
-                if len(staged.outdated()) <= _PIECE_NODES:
-                    break
-            if self._snapshots.current is not None:
-                yield from staged.patch(self._snapshots.current.pools)
         yield from self.store.adopt_in_steps(policy)
-        self._adopt(policy, staged)
-
-    def _adopt(self, policy: Policy, staged: StagedPolicy) -> None:
-        is_staged = is_allocated_by(policy) != is_allocated_by(self.policy)
-        self.policy = policy
+        before, self.policy = self.policy, policy
         self._failures.adopt(policy.early_failures)
-        outdated = staged.put_in_force(self.store)
+        self._allocations.adopt(policy)
         self._snapshots.discard_estimates()
-        if not is_staged:
-            return
-        for name in outdated:
-            if name in self._nodes:
-                self._dirty.add(name)
-                self._snapshots.mark_changed(name, needs_estimate=True)
-        if self._snapshots.current is not None:
-            pools = staged.pools_for(self._snapshots.current.pools)
-            if pools is None:
-                self._snapshots.mark_reshaped()
-            else:
-                self._snapshots.current = replace(
-                    self._snapshots.current, pools=MappingProxyType(dict(pools))
-                )
+        if _allocation_settings(policy) != _allocation_settings(before):
+            self._late |= self._nodes.keys()
+            yield from self.settle_in_steps()
 
     # --- queries --------------------------------------------------------------------------------
 
@@ -595,3 +561,8 @@ class Fleet:
         """Remove a node from the changed ones."""
         for changed in (self._gained, self._dirty, self._late):
             changed.discard(name)
+
+
+def _allocation_settings(policy: Policy) -> tuple[object, ...]:
+    """Return the settings on which allocations depend."""
+    return policy.assumed, policy.shared_policy, policy.prices
