@@ -31,7 +31,7 @@ _MERGE_PATCH: Final = "application/merge-patch+json"
 _CONNECT_SECONDS: Final = 10.0
 _RELOGIN_SECONDS: Final = 10.0
 _ANSWER_BYTES: Final = 16 << 20
-"""Limit for the answer to a written object; the API server stores at most a few MiB of it."""
+"""Limit for an answer with one object; the API server stores at most a few MiB of it."""
 
 _SHOWN_CHARACTERS: Final = 200
 """Characters of a non-JSON answer that an error message quotes."""
@@ -129,14 +129,23 @@ class KubeClient:
                 await api.close()
         self._api = self._retired = None
 
-    async def get(
-        self, path: str, params: _Params, *, action: str, timeout_seconds: float, limit_bytes: int
-    ) -> Mapping[str, object]:
-        """Send a GET request and parse the answer as a JSON object; see `get_text`."""
+    async def get(self, path: str, *, action: str, timeout_seconds: float) -> Mapping[str, object]:
+        """Read one object; see `get_text`."""
         body = await self.get_text(
-            path, params, action=action, timeout_seconds=timeout_seconds, limit_bytes=limit_bytes
+            path, {}, action=action, timeout_seconds=timeout_seconds, limit_bytes=_ANSWER_BYTES
         )
         return parse_object(body, action)
+
+    async def find(
+        self, path: str, *, action: str, timeout_seconds: float
+    ) -> Mapping[str, object] | None:
+        """Read one object as `get` does; return None if it does not exist."""
+        try:
+            return await self.get(path, action=action, timeout_seconds=timeout_seconds)
+        except KubeError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
 
     async def get_text(
         self, path: str, params: _Params, *, action: str, timeout_seconds: float, limit_bytes: int

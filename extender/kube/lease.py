@@ -27,7 +27,6 @@ _DURATION_SECONDS: Final = 15.0
 _TIMEOUT_SECONDS: Final = 5.0
 _RELEASE_SECONDS: Final = 2.0
 _MAX_PAUSE_SECONDS: Final = 60.0
-_LIMIT_BYTES: Final = 1 << 20
 
 _HELD_SHARE: Final = 2 / 3
 """The holder relies on the lease for this share of its duration, and other processes wait for the
@@ -171,18 +170,11 @@ class Lease:
         return _holder(lease) in {"", self.identity} or is_over
 
     async def _read(self) -> Mapping[str, object] | None:
-        try:
-            return await self._client.get(
-                f"{self._path}/{self._name}",
-                {},
-                action=f"get {_RESOURCE}",
-                timeout_seconds=_TIMEOUT_SECONDS,
-                limit_bytes=_LIMIT_BYTES,
-            )
-        except KubeError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        return await self._client.find(
+            f"{self._path}/{self._name}",
+            action=f"get {_RESOURCE}",
+            timeout_seconds=_TIMEOUT_SECONDS,
+        )
 
     async def _create(self) -> None:
         body = {

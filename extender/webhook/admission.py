@@ -139,7 +139,6 @@ _READ_SECONDS: Final = 5.0
 _LEASE_CHECK_SECONDS: Final = 2.0
 """Time between two reads of the Lease; the shortest usual duration of a Lease is 15 s."""
 _LEASE_TIMEOUT_SECONDS: Final = 5.0
-_LEASE_LIMIT_BYTES: Final = 1 << 20
 _LEASE_ACTION: Final = "get leases.coordination.k8s.io"
 _DURATION_SECONDS: Final = 15.0
 """Assumed duration of a Lease that states none: kube-scheduler's default."""
@@ -329,11 +328,7 @@ class SchedulerLease:
         started = self._monotonic()
         try:
             lease = await self._client.get(
-                self._path,
-                {},
-                action=_LEASE_ACTION,
-                timeout_seconds=_LEASE_TIMEOUT_SECONDS,
-                limit_bytes=_LEASE_LIMIT_BYTES,
+                self._path, action=_LEASE_ACTION, timeout_seconds=_LEASE_TIMEOUT_SECONDS
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:

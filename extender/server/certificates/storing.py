@@ -44,7 +44,6 @@ _WEBHOOKS_PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookco
 _WEBHOOK_RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 _TIMEOUT_SECONDS: Final = 10.0
-_LIMIT_BYTES: Final = 1 << 20
 
 LEASE_NAME: Final = "idlegpu-certs"
 """The Lease that a run holds while it changes the Secrets."""
@@ -192,19 +191,10 @@ class Secrets:
             raise CertsError(f"cannot read Secret {name}: {error}") from error
 
     async def _get(self, name: str) -> _Stored:
-        try:
-            secret = await self._client.get(
-                f"{self._path}/{name}",
-                {},
-                action="get secrets",
-                timeout_seconds=_TIMEOUT_SECONDS,
-                limit_bytes=_LIMIT_BYTES,
-            )
-        except KubeError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return _Stored()
-            raise
-        return _parse(secret)
+        secret = await self._client.find(
+            f"{self._path}/{name}", action="get secrets", timeout_seconds=_TIMEOUT_SECONDS
+        )
+        return _Stored() if secret is None else _parse(secret)
 
     async def _write(self, name: str, kind: str, wanted: Mapping[str, str | None]) -> None:
         """Create the Secret, or patch the version that was read; keys set to None are removed."""
@@ -266,7 +256,9 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
         "data": data,
     }
     try:
-        found = await _config_map(client, f"{path}/{CA_CONFIG_MAP}")
+        found = await client.find(
+            f"{path}/{CA_CONFIG_MAP}", action="get configmaps", timeout_seconds=_TIMEOUT_SECONDS
+        )
         method, action = "POST", "create configmaps"
         if found is not None:
             stored = _parse(found)
@@ -299,10 +291,8 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
     """
     found = await client.get(
         f"{_WEBHOOKS_PATH}/{name}",
-        {},
         action=f"get {_WEBHOOK_RESOURCE}",
         timeout_seconds=_TIMEOUT_SECONDS,
-        limit_bytes=_LIMIT_BYTES,
     )
     wanted = base64.b64encode(bundle).decode()
     webhooks = objects_of(found.get("webhooks"))
@@ -327,21 +317,6 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
         timeout_seconds=_TIMEOUT_SECONDS,
     )
     return True
-
-
-async def _config_map(client: KubeClient, path: str) -> Mapping[str, object] | None:
-    try:
-        return await client.get(
-            path,
-            {},
-            action="get configmaps",
-            timeout_seconds=_TIMEOUT_SECONDS,
-            limit_bytes=_LIMIT_BYTES,
-        )
-    except KubeError as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            return None
-        raise
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ import binascii
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
 import orjson
@@ -46,8 +45,6 @@ _QUEUE_SECONDS: Final = 20.0
 """Longest wait for a review; the agent is refused after it and tries again later."""
 _MAX_WAITING: Final = 1000
 """Limit for waiting reviews per address; many nodes may share one."""
-
-_LIMIT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,16 +235,13 @@ class TokenReviewer:
 
     async def _pod(self, namespace: str, pod: str) -> Mapping[str, object]:
         try:
-            return await self._client.get(
+            found = await self._client.find(
                 f"/api/v1/namespaces/{namespace}/pods/{pod}",
-                {},
                 action="get pods",
                 timeout_seconds=REVIEW_TIMEOUT_SECONDS,
-                limit_bytes=_LIMIT_BYTES,
             )
+            return found or {}
         except KubeError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return {}
             raise RefusedError(
                 AgentRefusal.NOT_REVIEWED, f"cannot find the node of the token's pod: {error}"
             ) from error

@@ -60,8 +60,7 @@ class Recorder(KubeClient):
         return b""
 
     @override
-    async def get(self, path: str, params: object, **how: Any) -> dict[str, object]:
-        assert not params
+    async def get(self, path: str, **how: Any) -> dict[str, object]:
         self.requested.append(("GET", path, str(how["action"])))
         return {"metadata": {"resourceVersion": "1"}, "spec": {}}
 
