@@ -45,37 +45,11 @@ class GcControl:
     Args:
         is_idle: returns whether no request is open.
         is_quiet: returns whether no request was open for the given seconds.
-        pause_seconds: time until the first collection, and between two.
-        patience_seconds: longest extra wait for an idle moment.
-        thorough_seconds: time between two full collections.
-        thorough_patience_seconds: longest extra wait for a quiet time before a full collection.
-        trim_seconds: time between two attempts to return free memory.
-        look_seconds: time between checks for an idle moment.
-        most_objects: number of new objects that triggers a collection at once.
     """
 
-    def __init__(
-        self,
-        is_idle: Callable[[], bool],
-        is_quiet: Callable[[float], bool],
-        *,
-        pause_seconds: float = _PAUSE_SECONDS,
-        patience_seconds: float = _PATIENCE_SECONDS,
-        thorough_seconds: float = _THOROUGH_SECONDS,
-        thorough_patience_seconds: float = _THOROUGH_PATIENCE_SECONDS,
-        trim_seconds: float = _TRIM_SECONDS,
-        look_seconds: float = _LOOK_SECONDS,
-        most_objects: int = _MOST_OBJECTS,
-    ) -> None:
+    def __init__(self, is_idle: Callable[[], bool], is_quiet: Callable[[float], bool]) -> None:
         self._is_idle = is_idle
         self._is_quiet = is_quiet
-        self._pause_seconds = pause_seconds
-        self._patience_seconds = patience_seconds
-        self._thorough_seconds = thorough_seconds
-        self._thorough_patience_seconds = thorough_patience_seconds
-        self._trim_seconds = trim_seconds
-        self._look_seconds = look_seconds
-        self._most_objects = most_objects
 
     def tidy(self) -> None:
         """Collect and freeze all new objects, and return free memory to the system.
@@ -90,19 +64,19 @@ class GcControl:
         """Collect periodically until cancelled, then restore Python's automatic collection."""
         was_enabled = gc.isenabled()
         gc.disable()
-        due_at = time.monotonic() + self._pause_seconds
-        trim_at = time.monotonic() + self._trim_seconds
-        thorough_at = time.monotonic() + self._thorough_seconds
+        due_at = time.monotonic() + _PAUSE_SECONDS
+        trim_at = time.monotonic() + _TRIM_SECONDS
+        thorough_at = time.monotonic() + _THOROUGH_SECONDS
         try:
             while True:
-                await asyncio.sleep(self._look_seconds)
+                await asyncio.sleep(_LOOK_SECONDS)
                 if self._has_searched_thoroughly(thorough_at):
-                    thorough_at = time.monotonic() + self._thorough_seconds
+                    thorough_at = time.monotonic() + _THOROUGH_SECONDS
                 elif self._has_searched(due_at):
-                    due_at = time.monotonic() + self._pause_seconds
+                    due_at = time.monotonic() + _PAUSE_SECONDS
                 if time.monotonic() >= trim_at and self._is_quiet(_TRIM_QUIET_SECONDS):
                     native_memory.give_back()
-                    trim_at = time.monotonic() + self._trim_seconds
+                    trim_at = time.monotonic() + _TRIM_SECONDS
         finally:
             gc.unfreeze()
             if was_enabled:
@@ -111,7 +85,7 @@ class GcControl:
     def _has_searched_thoroughly(self, due_at: float) -> bool:
         """Run a full collection if one is due, and return whether it ran."""
         late_seconds = time.monotonic() - due_at
-        if late_seconds >= self._thorough_patience_seconds or (
+        if late_seconds >= _THOROUGH_PATIENCE_SECONDS or (
             late_seconds >= 0 and self._is_quiet(_THOROUGH_QUIET_SECONDS)
         ):
             gc.unfreeze()
@@ -125,7 +99,7 @@ class GcControl:
         if late_seconds >= 0 and self._is_idle():
             _search()
             return True
-        if late_seconds >= self._patience_seconds or gc.get_count()[0] >= self._most_objects:
+        if late_seconds >= _PATIENCE_SECONDS or gc.get_count()[0] >= _MOST_OBJECTS:
             started = time.perf_counter()
             found = gc.collect()
             logger.info(

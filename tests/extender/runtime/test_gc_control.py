@@ -6,11 +6,10 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from extender.runtime import native_memory
+from extender.runtime import gc_control, native_memory
 from extender.runtime.gc_control import GcControl
 from testkit.fake_kube import eventually
 
@@ -27,14 +26,20 @@ def make_knot() -> Callable[[], object]:
     return weakref.ref(Knot())
 
 
-def garbage(is_idle: Callable[[], bool], **limits: float) -> GcControl:
-    """Return a control whose collections are always due."""
-    values: dict[str, Any] = {
-        "pause_seconds": 0.0,
-        "look_seconds": 0.001,
-        **limits,
-    }
-    return GcControl(is_idle, lambda _: False, **values)
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make collections due at all times; return a function that sets further limits."""
+
+    def set_limits(**limits: float) -> None:
+        for name, value in limits.items():
+            monkeypatch.setattr(gc_control, f"_{name.upper()}", value)
+
+    set_limits(pause_seconds=0.0, look_seconds=0.001)
+    return set_limits
+
+
+def garbage(is_idle: Callable[[], bool]) -> GcControl:
+    return GcControl(is_idle, lambda _: False)
 
 
 @asynccontextmanager
@@ -49,6 +54,7 @@ async def running(searching: GcControl) -> AsyncIterator[None]:
             await task
 
 
+@pytest.mark.usefixtures("limit")
 async def test_cycles_are_freed_in_an_idle_moment_and_not_before() -> None:
     is_idle = False
     looks = 0
@@ -69,16 +75,17 @@ async def test_cycles_are_freed_in_an_idle_moment_and_not_before() -> None:
     assert junk
 
 
-async def test_without_an_idle_moment_patience_ends() -> None:
-    async with running(garbage(lambda: False, patience_seconds=0.02)):
+async def test_without_an_idle_moment_patience_ends(limit: Callable[..., None]) -> None:
+    limit(patience_seconds=0.02)
+    async with running(garbage(lambda: False)):
         knot = make_knot()
         await eventually(lambda: knot() is None)
 
 
 @pytest.mark.looptime
-async def test_too_many_objects_are_searched_at_once() -> None:
-    searching = garbage(lambda: False, pause_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
-    async with running(searching):
+async def test_too_many_objects_are_searched_at_once(limit: Callable[..., None]) -> None:
+    limit(pause_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
+    async with running(garbage(lambda: False)):
         knot = make_knot()
         junk = [[number] for number in range(15_000)]
         await asyncio.sleep(0.05)
@@ -87,6 +94,7 @@ async def test_too_many_objects_are_searched_at_once() -> None:
         await eventually(lambda: knot() is None)
 
 
+@pytest.mark.usefixtures("limit")
 async def test_frozen_objects_are_not_searched_again() -> None:
     searching = garbage(lambda: False)
     async with running(searching):
@@ -96,6 +104,7 @@ async def test_frozen_objects_are_not_searched_again() -> None:
         assert len(gc.get_objects()) < frozen / 10
 
 
+@pytest.mark.usefixtures("limit")
 async def test_objects_that_survived_a_collection_are_skipped_by_the_next() -> None:
     async with running(garbage(lambda: True)):
         kept = [[number] for number in range(1000)]
@@ -114,18 +123,11 @@ async def test_recent_garbage_is_collected_within_seconds() -> None:
     [pytest.param(True, 1e6, id="no requests"), pytest.param(False, 0.02, id="patience has ended")],
 )
 async def test_a_frozen_object_that_became_garbage_later_is_found(
-    is_quiet: bool, patience_seconds: float
+    is_quiet: bool, patience_seconds: float, limit: Callable[..., None]
 ) -> None:
     is_thorough = False
-    searching = GcControl(
-        lambda: True,
-        lambda _: is_quiet and is_thorough,
-        pause_seconds=0.0,
-        look_seconds=0.001,
-        thorough_seconds=0.0,
-        thorough_patience_seconds=patience_seconds,
-    )
-    async with running(searching):
+    limit(thorough_seconds=0.0, thorough_patience_seconds=patience_seconds)
+    async with running(GcControl(lambda: True, lambda _: is_quiet and is_thorough)):
         in_use = [Knot()]
         knot = weakref.ref(in_use[0])
         await eventually(lambda: not any(one is in_use for one in gc.get_objects()))
@@ -136,22 +138,21 @@ async def test_a_frozen_object_that_became_garbage_later_is_found(
 
 @pytest.mark.looptime
 async def test_memory_is_returned_after_some_time_without_requests(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
 ) -> None:
     given: list[bool] = []
     is_quiet = False
     monkeypatch.setattr(native_memory, "give_back", lambda: given.append(is_quiet))
-    searching = GcControl(
-        lambda: True, lambda _: is_quiet, trim_seconds=0.0, look_seconds=0.001, pause_seconds=0.0
-    )
+    limit(trim_seconds=0.0)
 
-    async with running(searching):
+    async with running(GcControl(lambda: True, lambda _: is_quiet)):
         await asyncio.sleep(0.05)
         assert not given
         is_quiet = True
         await eventually(lambda: given)
 
 
+@pytest.mark.usefixtures("limit")
 async def test_afterwards_python_does_as_before() -> None:
     was_enabled = gc.isenabled()
     searching = garbage(lambda: True)
