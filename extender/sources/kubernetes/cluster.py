@@ -149,13 +149,11 @@ class _PodFeed:
         self._exporters.keep_unreadable(uid)
         self.host_use.keep_unreadable(_key(raw))
 
-    async def end_list(self, pacer: Pacer) -> int:
-        """Apply the list; return the number of corrected records."""
-        await self._withheld.end_list(pacer)
-        await self.host_use.end_list(pacer)
-        corrected = await self.object_cache.end_list(pacer) + await self._exporters.end_list(pacer)
+    async def end_list(self, pacer: Pacer) -> None:
+        """Apply the list."""
+        for cache in (self._withheld, self.host_use, self.object_cache, self._exporters):
+            await cache.end_list(pacer)
         await self.report_withheld(pacer)  # withheld while the list was incomplete
-        return corrected
 
     def abort_list(self) -> None:
         """Discard an incomplete list."""

@@ -103,11 +103,8 @@ class ReflectorStatus:
         last_event_at: when the API server last sent something, seconds since the epoch; None before
             that.
         last_error: cause of the current failure, "" if there is none.
-        watches: watches started.
         lists: complete lists read.
         errors: failed attempts.
-        expired: watches or lists that the API server ended because their version was too old (410).
-        corrections: records that a list corrected because the watch had missed a change.
         unreadable: objects that could not be processed and were ignored.
         unreadable_since_list: unreadable objects since the last complete list began.
         unreadable_names: namespace and name of the last unreadable objects, each once.
@@ -118,11 +115,8 @@ class ReflectorStatus:
     is_connected: bool = False
     last_event_at: float | None = None
     last_error: str = ""
-    watches: int = 0
     lists: int = 0
     errors: int = 0
-    expired: int = 0
-    corrections: int = 0
     unreadable: int = 0
     unreadable_since_list: int = 0
     unreadable_names: tuple[tuple[str, str], ...] = ()
@@ -190,17 +184,10 @@ class ObjectCache(Generic[_Record]):
         if key not in self._listed:
             self._touch(key)
 
-    async def end_list(self, pacer: Pacer) -> int:
-        """Make the records equal to the list, except those that the watch has changed meanwhile.
-
-        Returns:
-            The number of corrected records; 0 for the first list.
-        """
+    async def end_list(self, pacer: Pacer) -> None:
+        """Make the records equal to the list, except those that the watch has changed meanwhile."""
         listed, self._listed = self._listed, {}
-        corrections = 0
-        if self._is_filled:
-            corrections = await self._correct(listed, pacer)
-        elif self._replace is None:
+        if self._is_filled or self._replace is None:
             await self._correct(listed, pacer)
         else:
             self._records.clear()
@@ -208,41 +195,32 @@ class ObjectCache(Generic[_Record]):
             self._replace(tuple(listed.values()))
         self._is_filled = True
         self._touched = None
-        return corrections
 
     def abort_list(self) -> None:
         """Discard an incomplete list."""
         self._listed = {}
         self._touched = None
 
-    async def _correct(self, listed: Mapping[str, _Record], pacer: Pacer) -> int:
-        corrections = 0
+    async def _correct(self, listed: Mapping[str, _Record], pacer: Pacer) -> None:
         for key in [key for key in self._records if key not in listed]:
-            if not self._is_touched(key) and self._remove(key):
-                corrections += 1
+            if not self._is_touched(key):
+                self._remove(key)
             await pacer.yield_if_due()
         for key, record in listed.items():
-            if not self._is_touched(key) and self._set(key, record):
-                corrections += 1
+            if not self._is_touched(key):
+                self._set(key, record)
             await pacer.yield_if_due()
-        return corrections
 
-    def _set(self, key: str, record: _Record) -> bool:
-        """Store a record; return whether it differs from the cached one."""
+    def _set(self, key: str, record: _Record) -> None:
         before = self._records.get(key)
-        if before == record:
-            return False
-        self._records[key] = record
-        self._on_change(key, before, record)
-        return True
+        if before != record:
+            self._records[key] = record
+            self._on_change(key, before, record)
 
-    def _remove(self, key: str) -> bool:
-        """Remove a record; return whether there was one."""
+    def _remove(self, key: str) -> None:
         before = self._records.pop(key, None)
-        if before is None:
-            return False
-        self._on_change(key, before, None)
-        return True
+        if before is not None:
+            self._on_change(key, before, None)
 
     def _touch(self, key: str) -> None:
         if self._touched is not None:
@@ -270,8 +248,8 @@ class Feed(Protocol):
     def keep_unreadable(self, raw: Mapping[str, object]) -> None:
         """Keep the record of a listed object that cannot be read; `raw` has its metadata alone."""
 
-    async def end_list(self, pacer: Pacer) -> int:
-        """Apply the list; return the number of corrected records."""
+    async def end_list(self, pacer: Pacer) -> None:
+        """Apply the list."""
 
     def abort_list(self) -> None:
         """Discard an incomplete list."""
@@ -342,13 +320,12 @@ class RecordFeed(Generic[_Record]):
         """Keep the record of a listed object that cannot be read."""
         self._object_cache.keep_unreadable(self._key(raw))
 
-    async def end_list(self, pacer: Pacer) -> int:
-        """Apply the list; return the number of corrected records."""
-        corrections = await self._object_cache.end_list(pacer)
+    async def end_list(self, pacer: Pacer) -> None:
+        """Apply the list."""
+        await self._object_cache.end_list(pacer)
         self.is_listed = True
         if self._on_listed is not None:
             await self._on_listed(pacer)
-        return corrections
 
     def abort_list(self) -> None:
         """Discard an incomplete list."""
@@ -385,12 +362,11 @@ class HostUse(ObjectCache[PlacedPod]):
             self._notify_one()
 
     @override
-    async def end_list(self, pacer: Pacer) -> int:
-        corrections = await super().end_list(pacer)
+    async def end_list(self, pacer: Pacer) -> None:
+        await super().end_list(pacer)
         while self._changed:
             self._notify_one()
             await pacer.yield_if_due()
-        return corrections
 
     def _notify_one(self) -> None:
         node = self._changed.pop()

@@ -244,10 +244,9 @@ class Reflector:
             except (KubeError, asyncio.CancelledError):
                 self._feed.abort_list()
                 raise
-            corrections = await self._feed.end_list(Pacer(self._yield_control))
+            await self._feed.end_list(Pacer(self._yield_control))
         status = self.status
         status.lists += 1
-        status.corrections += corrections
         status.last_event_at = self._clock()
         if not status.is_listed:
             status.is_listed, status.is_absent = True, False
@@ -320,7 +319,6 @@ class Reflector:
             silence_seconds=settings.silence_seconds,
             limit_bytes=settings.line_limit_bytes,
         )
-        self.status.watches += 1
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         pacer = Pacer(self._yield_control)
@@ -436,7 +434,6 @@ class Reflector:
         status = self.status
         status.errors += 1
         if error.is_gone:
-            status.expired += 1
             return  # normal: the API server keeps few old versions, and the list is read again
         cause = str(error)
         if cause != (status.last_error if is_watch_broken else self._list_error):
