@@ -16,7 +16,6 @@ from extender.api.page.routes import STREAM, PageRoutes
 from extender.api.status_routes import export_ports, export_state, health_routes, metrics_route
 from extender.effects.events import AnnotationWarnings, EventWriter, PlacementEvents
 from extender.effects.peers import build_peers
-from extender.effects.waker import own_namespace
 from extender.effects.waker_runner import WakerRunner
 from extender.fleet.fleet import Fleet
 from extender.insight.decisions import BypassedPodsTable, DecisionRoutes
@@ -24,6 +23,7 @@ from extender.insight.regret_table import RegretTable
 from extender.insight.replicas import Replicas
 from extender.insight.shadow_mode import ShadowMode
 from extender.kube.client import KubeClient
+from extender.kube.kubeconfig import own_namespace
 from extender.kube.lease import make_identity
 from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import BypassedPods

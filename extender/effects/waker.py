@@ -36,7 +36,7 @@ from extender.effects.wake_plan import (
     open_to,
 )
 from extender.kube.client import KubeClient, KubeError, OnceLogger
-from extender.kube.kubeconfig import SERVICE_ACCOUNT
+from extender.kube.kubeconfig import own_namespace
 from extender.kube.lease import Lease
 from extender.placement.placer import Placer
 from extender.runtime.logs import LogThrottle
@@ -51,13 +51,10 @@ _POD_ANNOTATION: Final = "wake.idlegpu.io/state"
 """Annotation of pods; keys under idlegpu.io/ are reserved for the pods' owners."""
 _OBJECT_NAME: Final = "idlegpu-state"
 _LEASE_NAME: Final = "idlegpu-wake"
-_LEASE_SECONDS: Final = 15.0
-"""Time after which another replica takes over from one that died: as for kube-scheduler's Lease."""
 _STORAGE_CLASS: Final = "idlegpu.io-no-storage"
 """A name that no storage class has, so the object has no effect on storage."""
 
 _RESOURCE: Final = "csistoragecapacities.storage.k8s.io"
-_DEFAULT_NAMESPACE: Final = "idlegpu"
 _TIMEOUT_SECONDS: Final = 5.0
 _SHOWN_PODS: Final = 5
 
@@ -541,26 +538,11 @@ def build_waker(
         before: waker with the settings before, whose counts and history the new one takes over.
     """
     namespace = settings.namespace or own_namespace(kubeconfig)
-    lease = Lease(
-        client,
-        namespace=namespace,
-        name=_LEASE_NAME,
-        duration_seconds=_LEASE_SECONDS,
-    )
+    lease = Lease(client, namespace=namespace, name=_LEASE_NAME)
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
     if before is not None:
         waker.continue_from(before)
     return waker
-
-
-def own_namespace(kubeconfig: Path | None, folder: Path = SERVICE_ACCOUNT) -> str:
-    """Return the namespace of this pod, or the manifests' namespace outside a pod."""
-    if kubeconfig is not None:
-        return _DEFAULT_NAMESPACE
-    try:
-        return (folder / "namespace").read_text(encoding="utf-8").strip() or _DEFAULT_NAMESPACE
-    except OSError:
-        return _DEFAULT_NAMESPACE
 
 
 def _build_object(text: str) -> dict[str, object]:

@@ -21,6 +21,8 @@ KUBECONFIG_ERRORS: Final = (
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
+_DEFAULT_NAMESPACE: Final = "idlegpu"
+
 
 class KubeConfigError(ValueError):
     """The kubeconfig or the service account is missing or cannot be read."""
@@ -63,6 +65,16 @@ def load_service_account(folder: Path) -> Configuration:
             f"account: {error}: set kubeconfig (IDLEGPU_KUBECONFIG)"
         ) from error
     return configuration
+
+
+def own_namespace(kubeconfig: Path | None = None, folder: Path = SERVICE_ACCOUNT) -> str:
+    """Return the namespace of this pod, or the manifests' namespace outside a pod."""
+    if kubeconfig is not None:
+        return _DEFAULT_NAMESPACE
+    try:
+        return (folder / "namespace").read_text(encoding="utf-8").strip() or _DEFAULT_NAMESPACE
+    except OSError:
+        return _DEFAULT_NAMESPACE
 
 
 def cause_of(error: Exception) -> str:

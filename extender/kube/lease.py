@@ -24,6 +24,7 @@ from extender.kube.client import KubeClient, KubeError, OnceLogger
 logger = logging.getLogger(__name__)
 
 _DURATION_SECONDS: Final = 15.0
+"""Time after which another process takes over from one that died: as for kube-scheduler's Lease."""
 _TIMEOUT_SECONDS: Final = 5.0
 _RELEASE_SECONDS: Final = 2.0
 _MAX_PAUSE_SECONDS: Final = 60.0

@@ -10,7 +10,6 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -77,19 +76,6 @@ class TlsError(ValueError):
     """The certificate files cannot be used; the message gives the cause and a hint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contexts:
-    """TLS contexts made from one set of files.
-
-    Attributes:
-        server: context for incoming connections.
-        client: context for requests to other replicas.
-    """
-
-    server: ssl.SSLContext
-    client: ssl.SSLContext
-
-
 class ServerContext:
     """A server's TLS context that reloads its files: new connections use their current content.
 
@@ -126,18 +112,18 @@ class ServerContext:
             await asyncio.sleep(_POLL_SECONDS)
             self.reload()
 
-    def reload(self) -> bool:
-        """Reload the files if they have changed and are valid, and return whether they were."""
+    def reload(self) -> None:
+        """Reload the files if they have changed and are valid."""
         seen = self._fingerprint()
         if seen == self._seen:
-            return False
+            return
         try:
             newest = self._make()
         except TlsError as error:  # possibly only some of the files are replaced yet
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("cannot use new certificates", extra={"cause": str(error)})
-            return False
+            return
         self._seen, self._problem = seen, ""
         if not _authorities(self._newest) <= _authorities(newest):
             self._in_force.clear()
@@ -145,7 +131,6 @@ class ServerContext:
         self._in_force.add(newest)
         self._newest = newest
         logger.info("using new certificates", extra={"file": str(self._paths[0])})
-        return True
 
     def is_in_force(self, context: ssl.SSLContext) -> bool:
         """Return whether no CA of a context has been removed from the trusted CAs since."""
@@ -182,9 +167,8 @@ class Certificates:
 
     def _make(self) -> ssl.SSLContext:
         # A context cannot drop a CA, so changed files need a new context.
-        contexts = _make_contexts(*self._paths)
-        self.client = contexts.client
-        return contexts.server
+        server, self.client = _make_contexts(*self._paths)
+        return server
 
     async def run(self) -> None:
         """Reload changed files until cancelled; invalid files change nothing."""
@@ -248,8 +232,10 @@ def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
     return ServerContext((cert_file, key_file), make)
 
 
-def _make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> _Contexts:
-    """Create the TLS contexts of the webhooks' port from the files.
+def _make_contexts(
+    cert_file: Path, key_file: Path, client_ca_file: Path
+) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Create the contexts for incoming connections, and for requests to other replicas.
 
     Raises:
         TlsError: the files cannot be used.
@@ -274,7 +260,7 @@ def _make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> _Co
             f"cannot use {cert_file}, {key_file} and {client_ca_file} for TLS: {error}: must be a "
             "certificate, its key without a password, and CAs, all in PEM"
         ) from error
-    return _Contexts(server=server, client=client)
+    return server, client
 
 
 def only_known(settings: Tls) -> Middleware:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from extender.kube.client import KubeClient, KubeError
-from extender.kube.kubeconfig import SERVICE_ACCOUNT, KubeConfigError
+from extender.kube.kubeconfig import KubeConfigError, own_namespace
 from extender.server.certificates.issuing import (
     EXTENDER_NAME,
     CertsError,
@@ -47,7 +47,6 @@ from extender.server.certificates.storing import (
     write_folder,
 )
 
-_DEFAULT_NAMESPACE: Final = "idlegpu"
 _TRIES: Final = 10
 """Attempts to write the Secrets while other runs change them."""
 _PAUSE_SECONDS: Final = (0.1, 0.5)
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--ca-namespace goes with --secrets: a folder has ca.crt for each side")
     if arguments.webhook and not arguments.secrets:
         parser.error("--webhook goes with --secrets: it writes to the API server as well")
-    namespace = arguments.namespace or _own_namespace()
+    namespace = arguments.namespace or own_namespace()
     service = f"{EXTENDER_NAME}.{namespace}.svc"
     # A client that connects over a port-forward uses the name localhost.
     names = (EXTENDER_NAME, service, f"{service}.cluster.local", "localhost", *arguments.name)
@@ -178,13 +177,6 @@ async def _publish_cas(arguments: argparse.Namespace, client: KubeClient, files:
     webhook = arguments.webhook
     if webhook and await write_ca_bundle(client, webhook, trusted(files)):
         sys.stdout.write(f"MutatingWebhookConfiguration {webhook}: new\n")
-
-
-def _own_namespace() -> str:
-    try:
-        return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
-    except OSError:
-        return _DEFAULT_NAMESPACE
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -61,15 +61,11 @@ class _RoundReport:
     """Result of a round besides readings.
 
     Attributes:
-        unmatched_series: number of series whose labels name no node.
-        unmatched_example: labels of one of them.
         failed: failed queries by metric, with the reason.
         partial_answers: number of answers that the server marked as incomplete.
         warning: the server's warning.
     """
 
-    unmatched_series: int
-    unmatched_example: str
     failed: Mapping[str, str]
     partial_answers: int
     warning: str
@@ -126,8 +122,6 @@ class ReadingsBuilder:
             unmatched_example=last.header["unmatched_example"],
         )
         report = _RoundReport(
-            unmatched_series=readings.unmatched_series,
-            unmatched_example=readings.unmatched_example,
             failed=last.header["failed"],
             partial_answers=last.header["partial_answers"],
             warning=last.header["warning"],
@@ -178,10 +172,7 @@ async def _read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
     parts.reverse()
     while parts:
         part = parts.pop()
-        devices = tuple(
-            DeviceKey((uuid, gpu_instance_id))
-            for uuid, gpu_instance_id in part.header.get("devices", ())
-        )
+        devices = tuple(_devices_of(part))
         if devices:
             block = np.frombuffer(part.body, dtype=np.float32).astype(np.float64)
             matrices = block.reshape(first.header["matrices"], len(devices), len(times))
@@ -350,8 +341,7 @@ class PrometheusSource:
         limit_seconds = round_seconds + _GRACE_SECONDS + _START_SECONDS
         answer = await self._worker.send(request, limit_seconds)
         self._sent_identity = identity
-        if "error" in answer[-1].header:
-            raise PrometheusError(answer[-1].header["error"])
+        _check_answer(answer)
         return await self._builder.apply(answer, now)
 
     def _note_failure(self, error: str) -> None:
@@ -376,8 +366,8 @@ class PrometheusSource:
             consecutive_failures=0,
             rounds=before.rounds + 1,
             devices=len(readings.devices),
-            unmatched_series=report.unmatched_series,
-            unmatched_example=report.unmatched_example,
+            unmatched_series=readings.unmatched_series,
+            unmatched_example=readings.unmatched_example,
             failed_queries=report.failed,
             partial_answers=before.partial_answers + report.partial_answers,
             worker_starts=self._worker.starts,
@@ -402,20 +392,36 @@ class PrometheusSource:
             return
 
     async def _query_history(self) -> list[Frame]:
-        """Query in a separate process: readings must not wait for an answer of many megabytes."""
         limit_seconds = (
             self._settings.timeout_seconds * _HISTORY_TIMEOUT_FACTOR * _HISTORY_QUERIES
             + _START_SECONDS
         )
         request = {"now": self._clock(), "window_seconds": self._window_seconds}
-        worker = WorkerProcess(self._settings)
-        try:
-            answer = await worker.send(request, limit_seconds)
-        finally:
-            await worker.stop()
-        if "error" in answer[-1].header:
-            raise PrometheusError(answer[-1].header["error"])
-        return answer
+        return await _query_apart(self._settings, request, limit_seconds)
+
+
+async def _query_apart(
+    settings: Prometheus, request: Mapping[str, Any], limit_seconds: float
+) -> list[Frame]:
+    """Query in a separate process: readings must not wait for an answer of many megabytes.
+
+    Raises:
+        PrometheusError: Prometheus gave no usable answer.
+        WorkerError: the worker process gave no answer.
+    """
+    worker = WorkerProcess(settings)
+    try:
+        answer = await worker.send(request, limit_seconds)
+    finally:
+        await worker.stop()
+    _check_answer(answer)
+    return answer
+
+
+def _check_answer(answer: Sequence[Frame]) -> None:
+    """Raise PrometheusError if the worker reports that Prometheus gave no usable answer."""
+    if "error" in answer[-1].header:
+        raise PrometheusError(answer[-1].header["error"])
 
 
 def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _RoundReport) -> None:
@@ -508,18 +514,12 @@ class PastUse:
             WorkerError: the worker process gave no answer.
         """
         now = self._clock()
-        worker = WorkerProcess(self._settings)
         request = {
             "now": now,
             "use_seconds": _PAST_SECONDS,
             "active_from": self._recorder.active_from,
         }
-        try:
-            answer = await worker.send(request, _PAST_LIMIT_SECONDS)
-        finally:
-            await worker.stop()
-        if "error" in answer[-1].header:
-            raise PrometheusError(answer[-1].header["error"])
+        answer = await _query_apart(self._settings, request, _PAST_LIMIT_SECONDS)
         count = 0
         for frame in answer:
             devices = _devices_of(frame)

@@ -50,7 +50,7 @@ CONSTANTS = {
     "wake.min_interval_seconds": "extender.effects.wake_plan:WakePace.min_interval_seconds",
     "wake.max_interval_seconds": "extender.effects.wake_plan:WakePace.max_interval_seconds",
     "wake.repeat_seconds": "extender.effects.wake_plan:WakePace.repeat_seconds",
-    "wake.lease_seconds": "extender.effects.waker:_LEASE_SECONDS",
+    "wake.lease_seconds": "extender.kube.lease:_DURATION_SECONDS",
     "wake.retry_share": "extender.effects.wake_plan:WakePace.retry_share",
     "peers.interval_seconds": "extender.effects.peers:_INTERVAL_SECONDS",
     "peers.resolve_seconds": "extender.effects.peers:_RESOLVE_SECONDS",
