@@ -16,7 +16,7 @@ from extender.api.page.routes import STREAM, PageRoutes
 from extender.api.status_routes import export_ports, export_state, health_routes, metrics_route
 from extender.effects.events import AnnotationWarnings, EventWriter, PlacementEvents
 from extender.effects.peers import build_peers
-from extender.effects.waker_runner import WakerRunner
+from extender.effects.waker import WakerRunner
 from extender.fleet.fleet import Fleet
 from extender.insight.decisions import BypassedPodsTable, DecisionRoutes
 from extender.insight.regret_table import RegretTable

@@ -17,7 +17,7 @@ from functools import partial
 from http import HTTPStatus
 from itertools import chain, islice, product
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.node_selection import ANYWHERE
@@ -40,6 +40,8 @@ from extender.kube.kubeconfig import own_namespace
 from extender.kube.lease import Lease
 from extender.placement.placer import Placer
 from extender.runtime.logs import LogThrottle
+from extender.runtime.supervision import Tasks
+from extender.settings.config import Settings
 from extender.settings.service import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ _LEASE_NAME: Final = "idlegpu-wake"
 _STORAGE_CLASS: Final = "idlegpu.io-no-storage"
 """A name that no storage class has, so the object has no effect on storage."""
 
+_TASK: Final = "waker"
 _RESOURCE: Final = "csistoragecapacities.storage.k8s.io"
 _TIMEOUT_SECONDS: Final = 5.0
 _SHOWN_PODS: Final = 5
@@ -102,17 +105,6 @@ class _Waiter:
         return -self.priority, self.created_at, self.pod.key
 
 
-class _Leader(Protocol):
-    """Elects one replica that acts."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this replica is elected."""
-
-    async def run(self) -> None:
-        """Take part in the election until cancelled."""
-
-
 @dataclass(slots=True, kw_only=True)
 class _WakeCounts:
     """Counts of wakes, updated as they happen.
@@ -140,7 +132,7 @@ class Waker:
         placer: evaluates nodes for a pod.
         settings: the object to change, and the share of kube-scheduler's time.
         namespace: namespace of the object to change.
-        leader: elects the replica that wakes pods.
+        lease: elects the replica that wakes pods.
         pace: limits of rate and repetition.
         monotonic: returns a monotonic time in seconds.
     """
@@ -152,12 +144,12 @@ class Waker:
         settings: Wake,
         *,
         namespace: str,
-        leader: _Leader,
+        lease: Lease,
         pace: WakePace = PACE,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = _WakeCounts()
-        self._leader = leader
+        self._lease = lease
         self._client = client
         self._placer = placer
         self._settings = settings
@@ -182,13 +174,13 @@ class Waker:
     async def run(self) -> None:
         """Check and wake pods until cancelled, while this replica is elected."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._leader.run(), name="wake lease")
+            group.create_task(self._lease.run(), name="wake lease")
             group.create_task(self._run(), name="wake")
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._pace.check_seconds)
-            if not self._leader.is_held:
+            if not self._lease.is_held:
                 self.counts.waiting = 0
                 self.plan.forget()
                 self.pods.forget()
@@ -213,7 +205,7 @@ class Waker:
         now = self._monotonic()
         hopes = self.plan.next_wake(prospects, uids, now, is_placed=self._is_placed)
         # The check takes time: another replica may be elected by now.
-        if hopes and self._leader.is_held:
+        if hopes and self._lease.is_held:
             await self._wake(hopes, len(waiting))
 
     def _retried_at(self, waiting: list[_Waiter]) -> list[float]:
@@ -230,7 +222,7 @@ class Waker:
         hopes = [hope async for hope in self._next_by_pod(waiting, now)]
         for hope, waiter in hopes:
             # The check takes time: another replica may be elected by now.
-            if self._leader.is_held and self.pods.is_free(now):
+            if self._lease.is_held and self.pods.is_free(now):
                 await self._wake_pod(hope, is_gated=waiter.is_gated)
             else:
                 self._placer.fleet.ledger.drop(waiter.pod.uid)
@@ -539,10 +531,52 @@ def build_waker(
     """
     namespace = settings.namespace or own_namespace(kubeconfig)
     lease = Lease(client, namespace=namespace, name=_LEASE_NAME)
-    waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
+    waker = Waker(client, placer, settings, namespace=namespace, lease=lease)
     if before is not None:
         waker.continue_from(before)
     return waker
+
+
+class WakerRunner:
+    """Runs a waker as a background task as long as the settings enable it.
+
+    Args:
+        client: client of the API server.
+        placer: evaluates nodes for a pod.
+        tasks: runs the waker.
+        settings: all settings.
+
+    Attributes:
+        waker: the current waker; None while waking is disabled.
+    """
+
+    def __init__(
+        self, client: KubeClient, placer: Placer, tasks: Tasks, settings: Settings
+    ) -> None:
+        self._client = client
+        self._placer = placer
+        self._tasks = tasks
+        self._settings = settings
+        self.waker = self._build(None)
+
+    def start(self) -> None:
+        """Start the background task, if waking is enabled."""
+        if self.waker is not None:
+            self._tasks.start(_TASK, self.waker.run)
+
+    async def adopt(self, settings: Settings) -> None:
+        """Replace the waker if its settings have changed; counts and history stay."""
+        before, self._settings = self._settings, settings
+        if settings.wake != before.wake:
+            await self._tasks.stop(_TASK)
+            self.waker = self._build(self.waker)
+            self.start()
+
+    def _build(self, before: Waker | None) -> Waker | None:
+        wake, kubeconfig = self._settings.wake, self._settings.kubeconfig
+        if not wake.enabled:
+            return None
+        return build_waker(self._client, self._placer, wake, kubeconfig=kubeconfig, before=before)
 
 
 def _build_object(text: str) -> dict[str, object]:

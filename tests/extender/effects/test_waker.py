@@ -9,8 +9,7 @@ import pytest
 from extender.core.nodes.inventory import NodeRecord, Taint
 from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import Hope
-from extender.effects.waker import _describe, build_waker
-from extender.effects.waker_runner import WakerRunner
+from extender.effects.waker import WakerRunner, _describe, build_waker
 from extender.kube.client import KubeClient
 from extender.kube.kubeconfig import own_namespace
 from extender.runtime.supervision import Tasks

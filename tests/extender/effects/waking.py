@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -12,6 +12,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.effects.wake_plan import WakePace
 from extender.effects.waker import Waker
 from extender.kube.client import KubeClient
+from extender.kube.lease import Lease
 from extender.settings.service import Wake
 from testkit.builders import GPU
 from testkit.fake_kube import FakeKube
@@ -100,7 +101,7 @@ def waker(
         world.placer,
         settings,
         namespace="ours",
-        leader=leading or Leading(),
+        lease=cast(Lease, leading or Leading()),
         pace=pace,
         monotonic=clock or Clock(),
     )
