@@ -19,9 +19,10 @@ from agent.gpu.session import Cadence
 from agent.options import Options, ReportOptions
 from agent.report.verdict import VerdictPolicy
 from agent.tenants.foreign import Threshold
+from extender.core.quantity import MIB, TIB
 from extender.settings import decision, service
 from extender.settings.loading import ConfigError, Loaded, load_model, removed_in
-from extender.settings.section import MIB, TIB, Percent, Quantity, Section
+from extender.settings.section import Percent, Quantity, Section
 from extender.settings.service import Address, OptionalAddress, split_address
 from extender.settings.spec import Setting, list_settings, render_table, show_value
 

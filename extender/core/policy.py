@@ -6,7 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Self
 
-_GIB = 1 << 30
+from extender.core.quantity import GIB
 
 
 class Strategy(StrEnum):
@@ -220,7 +220,7 @@ class Foreign:
         readings: readings that must agree, all measured after the last tenant ended.
     """
 
-    memory_bytes: int = _GIB
+    memory_bytes: int = GIB
     utilization: float = 0.10
     readings: int = 2
 

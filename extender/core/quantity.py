@@ -5,6 +5,10 @@ from fractions import Fraction
 from string import whitespace
 from typing import Final
 
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+
 _MAX_VALUE: Final = 2**63 - 1
 """Kubernetes caps larger quantities at this value, the largest int64."""
 

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Final
 
 from extender.core.devices.gpu_models import OTHER, short_model
+from extender.core.quantity import GIB
 
-GIB: Final = 1 << 30
 _BILLION: Final = 1e9
 
 _CARD_BYTES: Final = 80 * GIB

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Final
 
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, explain, only
+from extender.core.quantity import GIB
 from extender.core.request.annotations import AnnotationProblem, Target
 from extender.core.request.request import PodRef
 from extender.kube.client import KubeClient, KubeError
@@ -364,7 +365,6 @@ class AnnotationWarnings:
 
 _REASON: Final = "GPUPlacement"
 _PRIORITIZE: Final = "prioritize"
-_GIB: Final = 1 << 30
 
 _MAX_WAITING: Final = 25
 """Maximum number of queued placements; none is added while as many Events are queued."""
@@ -490,7 +490,7 @@ def _free(landing: Sequence[DeviceVerdict]) -> list[str]:
     if not free:
         return []
     each = " each" if len(landing) > 1 else ""
-    return [f"{min(free) / _GIB:.0f} GiB free{each}"]
+    return [f"{min(free) / GIB:.0f} GiB free{each}"]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:

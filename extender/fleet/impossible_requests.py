@@ -9,8 +9,8 @@ from extender.core.decision.evaluation import estimates
 from extender.core.nodes.node_names import near_names
 from extender.core.nodes.snapshot import Pool, PoolRow, Snapshot, Telemetry
 from extender.core.policy import Policy
+from extender.core.quantity import MIB
 from extender.core.request.annotations import (
-    MIB,
     Annotation,
     AnnotationProblem,
     Target,

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from extender.answers import routes
 from extender.answers.advice import Advice, CardAdvice, PodAdvice, Rules
-from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu, model_name
+from extender.core.devices.gpu_models import SharingWay, is_vgpu, model_name
+from extender.core.quantity import GIB
 from extender.fleet.fleet import Fleet
 from extender.fleet.pods import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules

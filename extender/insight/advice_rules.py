@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.devices.gpu_models import (
-    GIB,
     SharingWay,
     is_desktop,
     mig_layout,
     way_without_mig,
 )
+from extender.core.quantity import GIB
 from extender.fleet.pods import Use
 
 Matrix = npt.NDArray[np.float64]

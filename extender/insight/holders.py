@@ -14,10 +14,11 @@ from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.prices import PriceList, card_share
+from extender.core.quantity import GIB
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.last_active import ACTIVE_FROM, SWEEP_SECONDS, Idleness
-from extender.insight.views import GIB, PRODUCT_LABEL
+from extender.insight.views import PRODUCT_LABEL
 from extender.server.json_api import (
     chunks,
     moment,

@@ -18,6 +18,7 @@ from extender.answers.fleet import MovePlan, PodMove
 from extender.core.nodes.host_resources import NAMES, NONE, HostResources, PlacedPod
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.snapshot import Pool, PoolRow, Rows, Telemetry
+from extender.core.quantity import GIB
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.fleet.impossible_requests import is_bad
@@ -33,7 +34,6 @@ _MOST_HOLDERS: Final = 10
 _PIECE_PODS: Final = 4000
 _PIECE_GPU_PODS: Final = 1000
 _PIECE_NODES: Final = 500
-_GIB: Final = 1 << 30
 
 _MAX_EXAMINED: Final = 64
 """Maximum number of nodes whose pods are tried on other nodes: those with the fewest moves."""
@@ -296,8 +296,8 @@ def _json(resources: HostResources) -> HostAmounts:
 def _words(need: HostResources) -> str:
     """Describe requests in one line."""
     words = [f"{need.millicores / 1000:g} CPUs"] if need.millicores else []
-    words += [f"{need.memory_bytes / _GIB:.0f} GiB of memory"] if need.memory_bytes else []
-    words += [f"{need.storage_bytes / _GIB:.0f} GiB of storage"] if need.storage_bytes else []
+    words += [f"{need.memory_bytes / GIB:.0f} GiB of memory"] if need.memory_bytes else []
+    words += [f"{need.storage_bytes / GIB:.0f} GiB of storage"] if need.storage_bytes else []
     return ", ".join(words)
 
 

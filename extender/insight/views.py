@@ -37,6 +37,7 @@ from extender.core.decision.verdicts import SHOWN_STATES, DeviceVerdict, NodeVer
 from extender.core.devices.gpu_models import model_name
 from extender.core.devices.readings import DeviceInfo, ForeignProcess, Signal
 from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
+from extender.core.quantity import GIB
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, number_of, text_of
@@ -61,7 +62,6 @@ PIECE_VERDICTS = 16
 PIECE_SHORT = 1000
 """Nodes in short form to convert between two yields: one millisecond."""
 
-GIB = 1 << 30
 _OUTSIDE = "; a process outside Kubernetes uses it"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 _DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"

@@ -11,14 +11,13 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
+from extender.core.quantity import MIB, TIB
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
 from extender.settings.api import Admission, ApiSettings, Tls, is_loopback
 from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
 from extender.settings.loading import Loaded, load_model
 from extender.settings.section import (
-    MIB,
-    TIB,
     AnyCase,
     Quantity,
     Section,

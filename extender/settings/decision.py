@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 from extender.core import policy
 from extender.core.devices.readings import LARGEST_XID
 from extender.core.policy import WARN_CELSIUS, HealthAction, HealthSign, Policy
+from extender.core.quantity import MIB, TIB
 from extender.settings.section import (
-    MIB,
-    TIB,
     AnyCase,
     Percent,
     Quantity,

@@ -21,10 +21,6 @@ from pydantic_core import PydanticCustomError
 
 from extender.core.quantity import parse_whole
 
-MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
-TIB: Final = 1 << 40
-
 _NOT_A_NUMBER: Final = "not_a_number"
 """Error type for a number that cannot be parsed; the message is made from the setting."""
 

@@ -8,11 +8,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
+from extender.core.quantity import MIB, TIB
 from extender.runtime.logs import LogFormat, LogLevel
 from extender.settings.section import (
     LABEL,
-    MIB,
-    TIB,
     AnyCase,
     Quantity,
     Section,

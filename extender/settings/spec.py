@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.settings.section import MIB, Unit, ValueForm
+from extender.core.quantity import MIB
+from extender.settings.section import Unit, ValueForm
 
 ENVIRONMENT_PREFIX: Final = "IDLEGPU_"
 

@@ -25,6 +25,7 @@ from extender.core.nodes.inventory import NodeRecord, selects
 from extender.core.nodes.node_selection import Operator, Selection, Term, read_selection
 from extender.core.nodes.pod_groups import Kin, kin_of, similarity_of
 from extender.core.policy import Policy
+from extender.core.quantity import MIB
 from extender.core.request.annotations import PROPOSAL, Annotation
 from extender.core.request.gpu_resources import ResourceNames, excess_of
 from extender.core.request.request import GpuRequest, parse_request
@@ -37,7 +38,6 @@ from extender.settings.api import Admission
 
 logger = logging.getLogger(__name__)
 
-_MIB: Final = 1 << 20
 _MAX_TEXT: Final = 8192
 """Maximum number of characters of the containers' texts that are searched for options and words: a
 few milliseconds at most, and a tenth of a millisecond for most pods."""
@@ -98,7 +98,7 @@ class Proposals:
         found = propose("", text, measured, gpus=request.count)
         proposed: dict[str, str] = {}
         if measured is not None and not states_memory:
-            proposed[Annotation.GPU_MEMORY.value] = f"{self._memory(found, measured) // _MIB}Mi"
+            proposed[Annotation.GPU_MEMORY.value] = f"{self._memory(found, measured) // MIB}Mi"
         if found.models and found.certainty is not Certainty.GUESSED and not states_models:
             proposed[Annotation.PREFER_MODELS.value] = ",".join(found.models)
         if not proposed:
@@ -115,7 +115,7 @@ class Proposals:
 
     def _memory(self, found: Proposal, measured: Measured) -> int:
         """Return the memory to propose, in bytes: at most what the largest card can give."""
-        most = max(measured.memory_bytes + _MIB, int(self._largest_card() * USABLE))
+        most = max(measured.memory_bytes + MIB, int(self._largest_card() * USABLE))
         return min(found.memory_bytes or most, most)
 
 

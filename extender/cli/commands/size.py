@@ -9,7 +9,8 @@ from rich.text import Text
 from extender.cli.manifests import load_documents, propose_for
 from extender.cli.session import FILE, NAMESPACES, Session, connected, show_table
 from extender.cli.tables import line, stack
-from extender.core.sizing import GIB, NODE_GPUS, Certainty, Proposal
+from extender.core.quantity import GIB
+from extender.core.sizing import NODE_GPUS, Certainty, Proposal
 
 _WORDS = {
     Certainty.MEASURED: "measured from similar pods",

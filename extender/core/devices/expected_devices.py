@@ -7,6 +7,7 @@ from types import MappingProxyType
 from extender.core.devices.readings import NO_INSTANCES
 from extender.core.devices.topology import Alignment, Place, alignment_on
 from extender.core.nodes.inventory import NodeRecord
+from extender.core.quantity import MIB
 from extender.core.untyped import number_of
 
 _WHOLE_RESOURCE = "nvidia.com/gpu"
@@ -23,7 +24,6 @@ _INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
 _INSTANCE_MEMORY = "karpenter.k8s.aws/instance-gpu-memory"
 """Karpenter's labels: number of cards of the instance type, and memory of each card in MiB."""
 
-_MIB = 1 << 20
 _MOST_MIB = 16 << 20
 """Largest memory of a device in MiB; a label with more is wrong."""
 
@@ -171,7 +171,7 @@ def _expect(
         resource=resource,
         count=-(-offered // replicas),
         replicas=replicas,
-        memory_bytes=memory_mib * _MIB if memory_mib else None,
+        memory_bytes=memory_mib * MIB if memory_mib else None,
         mig_profile=profile,
         is_shared=replicas > 1 or is_shared,
         is_mps=strategy == "mps",

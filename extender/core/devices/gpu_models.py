@@ -8,6 +8,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from extender.core.quantity import GIB
+
 
 def normalize_model(model: str) -> str:
     """Normalize a model name to lower-case words separated by spaces.
@@ -127,8 +129,6 @@ def model_name(model: str) -> str:
         if word not in _NOT_SPELLED
     )
 
-
-GIB: Final = 1 << 30
 
 ANY: Final = "any"
 """Model word if no model is specified."""

@@ -15,7 +15,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.nodes.pod_groups import MAX_SIZE, read_size
 from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
-from extender.core.quantity import parse_whole
+from extender.core.quantity import MIB, TIB, parse_whole
 from extender.core.untyped import mapping_of
 
 _MAX_TARGETS: Final = 32
@@ -93,8 +93,6 @@ def _parse(text: str) -> Target:
 _T = TypeVar("_T")
 
 PREFIX: Final = "idlegpu.io/"
-MIB: Final = 1 << 20
-TIB: Final = 1 << 40
 _MAX_MODELS: Final = 16
 _MAX_SHOWN: Final = 100
 """Maximum length of an annotation value in messages."""

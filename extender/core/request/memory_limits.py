@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from extender.core.quantity import GIB, MIB, TIB
 from extender.core.request.annotations import (
-    MIB,
-    TIB,
     AnnotationProblem,
     shorten,
 )
@@ -21,7 +20,6 @@ from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 _SHARE_ALLOWED: Final = "a share of the GPU's memory, above 0 and up to 1, such as 0.4"
 _BYTES_ALLOWED: Final = "from 1 MiB to 16 TiB"
-_GIB: Final = 1 << 30
 _MAX_TEXT: Final = 65_536
 """Arguments of a container are read up to this length, in characters."""
 
@@ -85,7 +83,7 @@ def _parse_mps(text: str) -> MemoryLimit:
         raise ValueError(f"{text!r}: must be such as 0=4G")
     return MemoryLimit(
         memory_bytes=max(
-            _parse_multiple(one[1], _GIB if one[2] == "G" else MIB).memory_bytes or 0
+            _parse_multiple(one[1], GIB if one[2] == "G" else MIB).memory_bytes or 0
             for one in found
             if one
         )
@@ -101,7 +99,7 @@ def _mib(text: str) -> MemoryLimit:
 
 
 def _gib(text: str) -> MemoryLimit:
-    return _parse_multiple(text, _GIB)
+    return _parse_multiple(text, GIB)
 
 
 _VARIABLES: Final[Mapping[str, _Parser]] = {

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from extender.core.devices.readings import GROWING, LARGEST_XID, Column, Signal
+from extender.core.quantity import MIB
 
 _LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
     {
@@ -324,7 +325,7 @@ _FACTOR: Final[Mapping[MetricUnit, float]] = {
     MetricUnit.RATIO: 1.0,
     MetricUnit.PERCENT: 0.01,
     MetricUnit.BYTES: 1.0,
-    MetricUnit.MIB: float(1 << 20),
+    MetricUnit.MIB: float(MIB),
     MetricUnit.WATTS: 1.0,
     MetricUnit.MILLIWATTS: 0.001,
     MetricUnit.CELSIUS: 1.0,

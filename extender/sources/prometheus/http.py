@@ -23,6 +23,7 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.auth import HTTPBasicAuth
 from urllib3.util.retry import Retry
 
+from extender.core.quantity import MIB
 from extender.sources.prometheus.protocol import PrometheusError, reduce_rows
 from extender.sources.prometheus.responses import (
     Recognized,
@@ -44,7 +45,6 @@ _MAX_ANSWER_MIB: Final = 256
 """Largest answer that is read: far above one metric of 40,000 GPUs with all its labels."""
 _CHUNK_BYTES: Final = 1 << 16
 _EXCERPT_CHARACTERS: Final = 200
-_MIB: Final = 1 << 20
 _HINTS: Final[Mapping[int, str]] = {
     400: "check prometheus.selector, prometheus.node_labels and prometheus.metrics",
     401: "check prometheus.bearer_token_file, or username and password_file",
@@ -240,7 +240,7 @@ class PrometheusClient:
             if not chunk:
                 return body
             body += chunk
-            if len(body) > _MAX_ANSWER_MIB * _MIB:
+            if len(body) > _MAX_ANSWER_MIB * MIB:
                 raise self._error(
                     f"the answer is larger than {_MAX_ANSWER_MIB} MiB",
                     "narrow prometheus.selector",

@@ -10,7 +10,8 @@ import yaml
 from extender.answers.holding import MeasuredUse, Size
 from extender.cli.client import Client, ClientError
 from extender.cli.manifests import propose_for
-from extender.core.sizing import GIB, Certainty, Measured, propose, texts_in
+from extender.core.quantity import GIB
+from extender.core.sizing import Certainty, Measured, propose, texts_in
 from testkit.cli_serving import Run
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from extender.core.devices.gpu_models import (
     _MIG_CARDS,
     _NAMES,
-    GIB,
     SharingWay,
     is_vgpu,
     mig_layout,
     short_model,
 )
+from extender.core.quantity import GIB
 from extender.fleet.pods import LEAST_SAMPLES, Use
 from extender.insight.advice import _card_words
 from extender.insight.advice_rules import (

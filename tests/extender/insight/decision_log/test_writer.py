@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from extender.core.policy import Policy
+from extender.core.quantity import MIB
 from extender.insight.decision_log.reader import LoggedDecision, read_log
 from extender.insight.decision_log.writer import _WAITING, DecisionLogWriter
-from extender.settings.section import MIB
 from extender.settings.service import DecisionLog
 from testkit.builders import node, request, snapshot_of
 from testkit.decision_logs import decisions_in, record_of, weighed
