@@ -19,7 +19,7 @@ from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest_values import MEMORY_SIGNALS, plausible_answer
+from extender.fleet.latest_values import MEMORY_SIGNALS, MOST_SOURCES, plausible_answer
 from extender.fleet.registry import PlacedDevices
 
 
@@ -55,8 +55,6 @@ _XID_AGAIN_SECONDS = 10.0
 """An XID has occurred again if its time is more than this many seconds later than before. The times
 in an agent's reports vary by less."""
 
-_MOST_SOURCES = 8
-
 
 class Intake:
     """Applies readings to devices whose rows are known.
@@ -78,7 +76,7 @@ class Intake:
     def number(self, source: str) -> int:
         """Return the number of a source."""
         if source not in self.sources:
-            if len(self.sources) >= _MOST_SOURCES:
+            if len(self.sources) >= MOST_SOURCES:
                 raise ValueError(f"too many sources: {source}")
             self.sources.append(source)
         return self.sources.index(source)

@@ -36,7 +36,7 @@ _TOGETHER_SECONDS = 2.0
 """Activity from two sources is combined only if it was measured within this time of each other.
 Otherwise an old value of one source would outweigh the present value of the other."""
 
-_MOST_SOURCES = 8
+MOST_SOURCES = 8
 
 _SHORT_LIVED = frozenset(
     {
@@ -95,7 +95,7 @@ class LatestValues:
         self._columns: dict[Signal, Column] = {}
         self._times: dict[Signal, Column] = {}
         self._origins: dict[Signal, _Origins] = {}
-        self._preference_seconds = np.zeros(_MOST_SOURCES)
+        self._preference_seconds = np.zeros(MOST_SOURCES)
         self._seen: set[int] = set()
 
     def prefer(self, origin: int, seconds: float) -> None:

@@ -32,35 +32,10 @@ _PEER_MESSAGES: Final = (
 
 
 class Metrics:
-    """Counters, gauges and histograms of the extender.
+    """Counters, gauges and histograms of the extender; their help texts describe them.
 
     Attributes:
         registry: the registry of these metrics, and of collectors of state.
-        requests: answered requests of kube-scheduler, by verb and outcome.
-        latency: seconds from a request's headers to its answer, by verb and outcome.
-        between_verbs: seconds from filter's answer to prioritize's request.
-        candidates: nodes in a request, by verb.
-        feasible: nodes that passed filter.
-        rejections: rejected nodes, by reason.
-        gpu_hours: card-hours by namespace, owner kind, model and use.
-        gpu_cost: cost of these, by the same labels.
-        held_gpus: devices that pods hold, by namespace, owner kind, model and kind of device.
-        held_idle_gpus: idle devices among these.
-        held_hour_idle_gpus: devices among these that have been idle for an hour or longer.
-        faults: internal errors, by verb.
-        followed: bound pods by whether kube-scheduler bound them to our first choice; only the
-            replica that answered last counts a pod.
-        annotation_problems: invalid pod annotations, by annotation.
-        settings_reloads: changes of the settings file, by outcome.
-        settings_loaded_at: time of the last valid settings file, seconds since the epoch.
-        settings_restart_needed: changed settings that need a restart.
-        settings_file_bad: 1 if the current settings file is invalid.
-        bypassed: pods bound without idlegpu's answer, by scheduler and reason.
-        unjudged: bound pods for which no replica knows whether a replica got a request.
-        peer_messages: messages between replicas, by direction and outcome.
-        peers: other replicas, by state.
-        api_requests: API requests, by the outcome of authentication and authorization.
-        admissions: pods reviewed by the admission webhook, by outcome.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,8 @@ from extender.server.readiness import SourceStatus
 from extender.server.tls import ServerContext, follow_certificate
 from extender.settings.config import Settings
 from extender.settings.sources import Agents
-from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
+from extender.sources.agents.source import AddressError, AgentSource, AgentStatus
+from extender.sources.agents.states import SOURCE
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.objects import InventorySink
 from extender.sources.kubernetes.reflector import ReflectorSettings

@@ -16,7 +16,7 @@ from extender.server.listener import Listener
 from extender.settings.sources import Agents
 from extender.sources.agents.connection import AgentConnection
 from extender.sources.agents.refusal import AgentRefusal, Refusals, RefusedError
-from extender.sources.agents.states import SOURCE, AgentState, readings_of
+from extender.sources.agents.states import AgentState, readings_of
 from extender.sources.agents.tokens import Sender, TokenReviewer
 
 logger = logging.getLogger(__name__)
@@ -367,6 +367,3 @@ class AgentSource:
         connections, self._paused = paused, []
         for connection in connections:
             connection.resume()
-
-
-__all__ = ["SOURCE", "AddressError", "AgentSource", "AgentStatus"]
