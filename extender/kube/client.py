@@ -30,6 +30,7 @@ _Params = Mapping[str, str | int]
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _CONNECT_SECONDS: Final = 10.0
 _RELOGIN_SECONDS: Final = 10.0
+"""Shortest time between two logins after refused requests."""
 _ANSWER_BYTES: Final = 16 << 20
 """Limit for an answer with one object; the API server stores at most a few MiB of it."""
 
@@ -82,28 +83,17 @@ class KubeClient:
 
     Args:
         load: reads the configuration.
-        relogin_seconds: shortest time between two logins after refused requests.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Awaitable[Configuration]],
-        *,
-        relogin_seconds: float = _RELOGIN_SECONDS,
-    ) -> None:
+    def __init__(self, load: Callable[[], Awaitable[Configuration]]) -> None:
         self._load = load
-        self._relogin_seconds = relogin_seconds
         self._api: ApiClient | None = None
         self._retired: ApiClient | None = None
         self._login_at = 0.0
 
     @classmethod
     async def connect(
-        cls,
-        kubeconfig: Path | None = None,
-        *,
-        service_account: Path = SERVICE_ACCOUNT,
-        relogin_seconds: float = _RELOGIN_SECONDS,
+        cls, kubeconfig: Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
     ) -> Self:
         """Create a client from a kubeconfig file, or else from the pod's service account.
 
@@ -118,7 +108,7 @@ class KubeClient:
                 return await load_kubeconfig(kubeconfig)
             return load_service_account(service_account)
 
-        client = cls(load, relogin_seconds=relogin_seconds)
+        client = cls(load)
         await client.login()
         return client
 
@@ -246,7 +236,7 @@ class KubeClient:
     ) -> aiohttp.ClientResponse:
         """Send a request, and retry it once after a login if the status is 401."""
         response = await self._send_once(method, path, params, body, content_type)
-        is_due = time.monotonic() - self._login_at >= self._relogin_seconds
+        is_due = time.monotonic() - self._login_at >= _RELOGIN_SECONDS
         if response.status == HTTPStatus.UNAUTHORIZED and is_due:
             response.close()
             await self.login()

@@ -215,8 +215,6 @@ async def test_an_api_server_that_cannot_be_verified_is_reported(
     client = await KubeClient.connect(path)
 
     with pytest.raises(KubeError, match=r"TLS with https://.*verify failed.*the cluster's CA"):
-        await client.get(
-            "/api/v1/nodes", {}, action="list nodes", timeout_seconds=5, limit_bytes=1 << 20
-        )
+        await client.get("/api/v1/nodes", action="list nodes", timeout_seconds=5)
 
     await client.close()

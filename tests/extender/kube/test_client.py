@@ -13,7 +13,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from extender.kube.client import KubeClient, KubeError, _LineSplitter
 from extender.kube.kubeconfig import KubeConfigError, load_kubeconfig
-from testkit.fake_kube import FakeKube, answer, refusal, running_kube
+from testkit.fake_kube import FakeKube, refusal, running_kube
 from testkit.kube_objects import Object, node
 
 
@@ -23,9 +23,14 @@ async def kube() -> AsyncIterator[FakeKube]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def quick_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.kube.client._RELOGIN_SECONDS", 0.0)
+
+
 @contextlib.asynccontextmanager
-async def connected(path: Path, *, relogin_seconds: float = 0.0) -> AsyncIterator[KubeClient]:
-    client = await KubeClient.connect(path, relogin_seconds=relogin_seconds)
+async def connected(path: Path) -> AsyncIterator[KubeClient]:
+    client = await KubeClient.connect(path)
     try:
         yield client
     finally:
@@ -33,13 +38,7 @@ async def connected(path: Path, *, relogin_seconds: float = 0.0) -> AsyncIterato
 
 
 async def list_nodes(client: KubeClient, *, timeout_seconds: float = 5.0) -> list[Object]:
-    page = await client.get(
-        "/api/v1/nodes",
-        {"limit": 10},
-        action="list nodes",
-        timeout_seconds=timeout_seconds,
-        limit_bytes=1 << 20,
-    )
+    page = await client.get("/api/v1/nodes", action="list nodes", timeout_seconds=timeout_seconds)
     items = page["items"]
     assert isinstance(items, list)
     return items
@@ -137,10 +136,12 @@ async def test_a_hanging_api_server_times_out(kube: FakeKube, tmp_path: Path) ->
     released.set()
 
 
-async def test_an_oversized_answer_is_refused(kube: FakeKube, tmp_path: Path) -> None:
-    kube.faults["list"].append(answer(b"[" + b"1," * (1 << 20) + b"1]"))
+async def test_an_oversized_answer_is_refused(
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.kube.client._ANSWER_BYTES", 10)
     async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
-        with pytest.raises(KubeError, match="larger than 1048576 bytes"):
+        with pytest.raises(KubeError, match="larger than 10 bytes"):
             await list_nodes(client)
 
 
