@@ -34,36 +34,26 @@ _MAX_REASON: Final = 128  # and longer reasons
 _MAX_INSTANCE: Final = 128  # and longer names of the reporting instance
 _MAX_POD_NAME: Final = 230  # of a pod's name in the name of its Event, which has 253 characters
 
+_QUEUE_SIZE: Final = 1000
+"""Maximum number of queued Events; further ones are dropped and counted."""
+_PER_SECOND: Final = 5.0
+"""Average number of Events written per second."""
+_BURST: Final = 25
+"""Maximum number of Events written at once."""
+_REPEAT_SECONDS: Final = 300.0
+"""Time after which a repeated Event is written again."""
+_PER_POD: Final = 20
+"""Maximum number of different Events of one pod; further ones are dropped and counted."""
+_MAX_KNOWN: Final = 10_000
+"""Maximum number of Events that are remembered to detect repeats."""
+_TIMEOUT_SECONDS: Final = 5.0
+
 
 class EventType(StrEnum):
     """Type of an Event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventSettings:
-    """Limits for writing Events.
-
-    Attributes:
-        queue_size: maximum number of queued Events; further ones are dropped and counted.
-        per_second: average number of Events written per second.
-        burst: maximum number of Events written at once.
-        repeat_seconds: time after which a repeated Event is written again.
-        per_pod: maximum number of different Events of one pod; further ones are dropped and
-            counted.
-        remembered: maximum number of Events that are remembered to detect repeats.
-        timeout_seconds: limit for one request.
-    """
-
-    queue_size: int = 1000
-    per_second: float = 5.0
-    burst: int = 25
-    repeat_seconds: float = 300.0
-    per_pod: int = 20
-    remembered: int = 10_000
-    timeout_seconds: float = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +104,6 @@ class EventWriter:
     Args:
         client: client of the API server.
         instance: name of the reporting instance: the pod's name.
-        settings: limits.
         clock: seconds since the epoch.
     """
 
@@ -123,15 +112,13 @@ class EventWriter:
         client: KubeClient,
         *,
         instance: str,
-        settings: EventSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.counts = _EventCounts()
         self._client = client
         self._instance = instance[:_MAX_INSTANCE] or "extender"
-        self.settings = settings or EventSettings()
         self._clock = clock
-        self._queue: asyncio.Queue[_Text] = asyncio.Queue(self.settings.queue_size)
+        self._queue: asyncio.Queue[_Text] = asyncio.Queue(_QUEUE_SIZE)
         self._known: OrderedDict[_Text, _Series] = OrderedDict()
         self._per_pod: dict[str, int] = {}
         self._last_failure = ""
@@ -161,15 +148,14 @@ class EventWriter:
     async def run(self) -> None:
         """Write queued Events until cancelled."""
         loop = asyncio.get_running_loop()
-        tokens, counted_at = float(self.settings.burst), loop.time()
+        tokens, counted_at = float(_BURST), loop.time()
         while True:
             text = await self._queue.get()
-            settings = self.settings
             now = loop.time()
-            tokens = min(tokens + (now - counted_at) * settings.per_second, settings.burst)
+            tokens = min(tokens + (now - counted_at) * _PER_SECOND, _BURST)
             counted_at = now
             if tokens < 1:
-                await asyncio.sleep((1 - tokens) / settings.per_second)
+                await asyncio.sleep((1 - tokens) / _PER_SECOND)
             tokens -= 1
             await self._write(text)
 
@@ -185,9 +171,9 @@ class EventWriter:
         series = self._known.get(text)
         if series is not None:
             series.count += 1
-            if 0 <= now - series.written_at < self.settings.repeat_seconds:  # not if set back
+            if 0 <= now - series.written_at < _REPEAT_SECONDS:  # not if set back
                 return
-        elif self._per_pod.get(text.pod.uid, 0) >= self.settings.per_pod:
+        elif self._per_pod.get(text.pod.uid, 0) >= _PER_POD:
             self.counts.dropped += 1
             return
         try:
@@ -204,7 +190,7 @@ class EventWriter:
     def _remember(self, text: _Text, series: _Series) -> None:
         self._known[text] = series
         self._per_pod[text.pod.uid] = self._per_pod.get(text.pod.uid, 0) + 1
-        if len(self._known) > self.settings.remembered:
+        if len(self._known) > _MAX_KNOWN:
             self._forget(next(iter(self._known)))
 
     def _forget(self, text: _Text) -> None:
@@ -269,7 +255,7 @@ class EventWriter:
             path,
             body,
             action=f"{'create' if method == 'POST' else 'patch'} events.events.k8s.io",
-            timeout_seconds=self.settings.timeout_seconds,
+            timeout_seconds=_TIMEOUT_SECONDS,
         )
 
     def _note_failure(self, error: KubeError) -> None:
@@ -415,7 +401,7 @@ class PlacementEvents:
                 await self._wait_for_quiet()
                 self._write(self._waiting.popleft())
                 # This work is never urgent, so other work runs first.
-                await asyncio.sleep(1 / self._events.settings.per_second)
+                await asyncio.sleep(1 / _PER_SECOND)
 
     def _write(self, record: DecisionRecord) -> None:
         text = _describe(record)

@@ -11,7 +11,7 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_pod_ref
-from extender.effects.events import EventSettings, EventType, EventWriter
+from extender.effects.events import EventType, EventWriter
 from extender.kube.client import KubeClient, KubeError
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.records import reduce_node, reduce_pod
@@ -172,7 +172,7 @@ async def test_records_are_right_again_after_the_api_server_was_killed(
 
 
 async def test_an_event_is_shown_with_its_pod_and_repeats_are_a_series(
-    cluster: ApiClient, control_plane: ControlPlane
+    cluster: ApiClient, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock = pod("stock")
     ref = parse_pod_ref(await cluster.create(stock))
@@ -180,8 +180,8 @@ async def test_an_event_is_shown_with_its_pod_and_repeats_are_a_series(
         annotation="idlegpu.io/strategy", value="sprad", allowed="pack", default_used="spread"
     )
     client = await KubeClient.connect(control_plane.kubeconfig())
-    settings = EventSettings(repeat_seconds=0.0)
-    writers = [EventWriter(client, instance=f"e-{n}", settings=settings) for n in range(2)]
+    monkeypatch.setattr("extender.effects.events._REPEAT_SECONDS", 0.0)
+    writers = [EventWriter(client, instance=f"e-{n}") for n in range(2)]
     tasks = [asyncio.create_task(writer.run(), name="events") for writer in writers]
     try:
         writers[0].warn_annotation(ref, problem)

@@ -8,9 +8,9 @@ from typing_extensions import override
 
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
+from extender.effects import events
 from extender.effects.events import (
     AnnotationWarnings,
-    EventSettings,
     EventType,
     EventWriter,
     _event_name,
@@ -20,7 +20,6 @@ from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.effects.waking import Recorder
 from tests.extender.effects.warned import POD, PROBLEM
 
-FAST = EventSettings(per_second=10_000.0, repeat_seconds=60.0)
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
 
 
@@ -38,13 +37,19 @@ async def kube() -> AsyncIterator[FakeKube]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_PER_SECOND", 10_000.0)
+    monkeypatch.setattr(events, "_REPEAT_SECONDS", 60.0)
+
+
 @contextlib.asynccontextmanager
 async def writing(
-    kube: FakeKube, folder: Path, settings: EventSettings = FAST, *, is_running: bool = True
+    kube: FakeKube, folder: Path, *, is_running: bool = True
 ) -> AsyncIterator[tuple[EventWriter, Clock]]:
     client = await KubeClient.connect(kube.write_kubeconfig(folder / "kubeconfig"))
     clock = Clock()
-    writer = EventWriter(client, instance="extender-0", settings=settings, clock=clock)
+    writer = EventWriter(client, instance="extender-0", clock=clock)
     task = asyncio.create_task(writer.run() if is_running else asyncio.sleep(0), name="events")
     try:
         yield writer, clock
@@ -166,10 +171,10 @@ async def test_an_event_that_the_api_server_deleted_is_created_again(
 
 
 async def test_a_full_queue_drops_and_counts_and_never_waits(
-    kube: FakeKube, tmp_path: Path
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = EventSettings(queue_size=3)
-    async with writing(kube, tmp_path, settings, is_running=False) as (writer, _):
+    monkeypatch.setattr(events, "_QUEUE_SIZE", 3)
+    async with writing(kube, tmp_path, is_running=False) as (writer, _):
         for number in range(10):
             pod = PodRef(uid=f"u{number}", namespace="ns", name="p")
             writer.post(pod, EventType.NORMAL, "Waiting", "for idle GPUs")
@@ -186,17 +191,23 @@ async def test_nothing_is_written_about_a_pod_without_a_name(
         assert writer._queue.empty()
 
 
-async def test_one_pod_cannot_flood(kube: FakeKube, tmp_path: Path) -> None:
-    async with writing(kube, tmp_path, EventSettings(per_pod=4), is_running=False) as (writer, _):
+async def test_one_pod_cannot_flood(
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_PER_POD", 4)
+    async with writing(kube, tmp_path, is_running=False) as (writer, _):
         for number in range(10):
             writer.post(POD, EventType.NORMAL, "Waiting", f"for {number}")
 
         assert writer.counts.dropped == 6
 
 
-async def test_the_memory_of_events_is_bounded(kube: FakeKube, tmp_path: Path) -> None:
-    settings = EventSettings(remembered=5, per_pod=2)
-    async with writing(kube, tmp_path, settings, is_running=False) as (writer, _):
+async def test_the_memory_of_events_is_bounded(
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_MAX_KNOWN", 5)
+    monkeypatch.setattr(events, "_PER_POD", 2)
+    async with writing(kube, tmp_path, is_running=False) as (writer, _):
         for number in range(100):
             pod = PodRef(uid=f"u{number}", namespace="ns", name="p")
             writer.post(pod, EventType.NORMAL, "Waiting", "for idle GPUs")
@@ -205,7 +216,9 @@ async def test_the_memory_of_events_is_bounded(kube: FakeKube, tmp_path: Path) -
 
 
 @pytest.mark.looptime
-async def test_the_rate_is_bounded_after_a_burst() -> None:
+async def test_the_rate_is_bounded_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_BURST", 3)
+    monkeypatch.setattr(events, "_PER_SECOND", 20.0)
     written_at: list[float] = []
 
     class Noting(Recorder):
@@ -214,9 +227,7 @@ async def test_the_rate_is_bounded_after_a_burst() -> None:
             written_at.append(asyncio.get_running_loop().time())
             return b"{}"
 
-    writer = EventWriter(
-        Noting(), instance="extender-0", settings=EventSettings(burst=3, per_second=20.0)
-    )
+    writer = EventWriter(Noting(), instance="extender-0")
     for number in range(6):
         writer.post(POD, EventType.NORMAL, "Waiting", f"for {number}")
     task = asyncio.create_task(writer.run())

@@ -13,7 +13,6 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
 from extender.effects.events import (
     _MAX_WAITING,
-    EventSettings,
     EventWriter,
     PlacementEvents,
     _describe,
@@ -211,11 +210,16 @@ async def test_without_a_record_no_event_is_written(placed: World) -> None:
 # --- writing --------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.effects.events._PER_SECOND", 1000.0)
+
+
 @asynccontextmanager
 async def writing(
-    client: KubeClient, settings: EventSettings, *, is_on: bool = True
+    client: KubeClient, *, is_on: bool = True
 ) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
-    events = EventWriter(client, instance="extender-0", settings=settings)
+    events = EventWriter(client, instance="extender-0")
     placements = PlacementEvents(events, lambda: is_on, RequestTracker().wait_for_quiet)
     tasks = [asyncio.create_task(one.run()) for one in (events, placements)]
     try:
@@ -227,12 +231,13 @@ async def writing(
                 await task
 
 
+@pytest.mark.usefixtures("quick")
 async def test_one_event_is_written_at_the_binding(
     placed: World, kube: FakeKube, client: KubeClient
 ) -> None:
     await decide(placed, "node-7", "node-8", verb="filter")
     await decide(placed, "node-7", "node-8")
-    async with writing(client, EventSettings(per_second=1000)) as (placements, events):
+    async with writing(client) as (placements, events):
         bypassed_pods = BypassedPods(placed.request_log, Metrics(), BypassSettings())
         binding_attribution = BindingAttribution(
             placed.request_log, placed.history, placed.metrics, on_own=(placements.note,)
@@ -252,22 +257,24 @@ async def test_one_event_is_written_at_the_binding(
     assert event["note"].startswith("GPU placement: node-7, idlegpu's first choice: certain ")
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_placement_that_cannot_be_described_is_counted(
     placed: World, client: KubeClient
 ) -> None:
     await decide(placed, "node-7")
     record = replace(bind(placed, "node-7"), evidence=())
-    async with writing(client, EventSettings(per_second=1000)) as (placements, events):
+    async with writing(client) as (placements, events):
         placements.note(record)
         await eventually(lambda: events.counts.dropped)
 
     assert events.counts.dropped == 1
 
 
+@pytest.mark.usefixtures("quick")
 async def test_filter_causes_an_event_only_if_it_left_one_node(
     placed: World, kube: FakeKube, client: KubeClient
 ) -> None:
-    async with writing(client, EventSettings(per_second=1000)) as (placements, events):
+    async with writing(client) as (placements, events):
         await decide(placed, "node-7", "node-8", verb="filter")
         placements.note(bind(placed, "node-7"))
         await decide(placed, "node-8", verb="filter")
@@ -277,10 +284,11 @@ async def test_filter_causes_an_event_only_if_it_left_one_node(
     assert [event["note"].split(",")[0] for _, _, event in kube.writes] == ["GPU placement: node-8"]
 
 
+@pytest.mark.usefixtures("quick")
 async def test_turned_off_nothing_is_written(
     placed: World, kube: FakeKube, client: KubeClient
 ) -> None:
-    async with writing(client, EventSettings(per_second=1000), is_on=False) as (placements, events):
+    async with writing(client, is_on=False) as (placements, events):
         await decide(placed, "node-7")
         placements.note(bind(placed, "node-7"))
         events.warn_annotation(POD, PROBLEM)
@@ -338,7 +346,8 @@ async def at_once() -> None:
 async def test_placement_events_are_written_at_the_rate_of_events(
     placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = EventWriter(Recorder(), instance="extender-0", settings=EventSettings(per_second=2.0))
+    monkeypatch.setattr("extender.effects.events._PER_SECOND", 2.0)
+    events = EventWriter(Recorder(), instance="extender-0")
     placements = PlacementEvents(events, lambda: True, at_once)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")

@@ -44,7 +44,7 @@ CONSTANTS = {
     "cluster.page_timeout_seconds": (f"{REFLECTOR}.page_timeout_seconds"),
     "cluster.resync_seconds": f"{REFLECTOR}.resync_seconds",
     "cluster.inactivity_timeout_seconds": (f"{REFLECTOR}.silence_seconds"),
-    "events.rate_per_second": "extender.effects.events:EventSettings.per_second",
+    "events.rate_per_second": "extender.effects.events:_PER_SECOND",
     "wake.check_seconds": "extender.effects.wake_plan:WakePace.check_seconds",
     "wake.confirmations": "extender.effects.wake_plan:WakePace.confirmations",
     "wake.min_interval_seconds": "extender.effects.wake_plan:WakePace.min_interval_seconds",
