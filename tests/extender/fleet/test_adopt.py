@@ -20,6 +20,8 @@ from extender.core.policy import (
     HealthAction,
     LoadFilter,
     Policy,
+    PriceMode,
+    Prices,
     SharedPolicy,
     Strategy,
     Thresholds,
@@ -42,6 +44,7 @@ OTHERS = (
     replace(DEFAULT, health=Health(xid={79: HealthAction.IGNORE}, penalty=0.9)),
     replace(DEFAULT, early_failures=EarlyFailures(weight=0.1, half_life_seconds=5.0)),
     replace(DEFAULT, thresholds=Thresholds(utilization=0.9, memory=0.9)),
+    replace(DEFAULT, prices=Prices(mode=PriceMode.STRICT, entries={"node/node-0": 2.0})),
 )
 
 
