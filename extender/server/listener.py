@@ -25,7 +25,6 @@ from extender.runtime.logs import LogThrottle
 from extender.server.tls import (
     CLIENT_FAILURES,
     FAILURE_HINTS,
-    UNLOGGED_FAILURES,
     TlsFailure,
     failure_of,
 )
@@ -453,7 +452,7 @@ class Listener:
         """Count a failed handshake, and log it if a line is due."""
         failure = failure_of(error)
         self.figures.failures[failure] += 1
-        if failure in UNLOGGED_FAILURES:
+        if failure is TlsFailure.LEFT:  # also occurs in normal operation
             return
         unlogged = self._throttle.due(failure, address)
         if unlogged is None:

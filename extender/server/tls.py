@@ -53,9 +53,6 @@ class TlsFailure(StrEnum):
     OTHER = "other"
 
 
-UNLOGGED_FAILURES: Final = frozenset({TlsFailure.LEFT})
-"""Reasons that also occur in normal operation, and are not logged."""
-
 CLIENT_FAILURES: Final = frozenset(
     {
         TlsFailure.NO_CERTIFICATE,
@@ -173,10 +170,6 @@ class Certificates:
     async def run(self) -> None:
         """Reload changed files until cancelled; invalid files change nothing."""
         await self._server_context.run()
-
-    def reload(self) -> None:
-        """Reload the files if they have changed and are valid."""
-        self._server_context.reload()
 
     def end_dropped_connections(self, app: web.Application, grace_seconds: float) -> None:
         """Close connections whose client certificate was issued by a CA that is no longer trusted.

@@ -48,7 +48,7 @@ from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 
 
 class _PodFeed:
-    """Reduce pods as they arrive: GPU pods to records, exporters to their nodes.
+    """Reduce pods as they arrive, as a `Feed`: GPU pods to records, exporters to their nodes.
 
     Attributes:
         listed_resources: the previous GPU resources while all pods are listed again after a change
@@ -110,11 +110,9 @@ class _PodFeed:
         )
 
     def is_relevant(self, text: msgspec.Raw) -> bool:
-        """Return whether a pod of a list, as JSON text, has to be parsed."""
         return self._filter.is_relevant(text)
 
     def irrelevant_change(self, line: bytes) -> WatchChange | None:
-        """Return the UID and version of a watch event's pod if it need not be parsed, else None."""
         change = self._filter.irrelevant_change(line)
         if change is None or self._has_record(change.uid):
             return None
@@ -129,12 +127,10 @@ class _PodFeed:
         return self.object_cache, self._withheld, self._exporters, self.host_use
 
     def begin_list(self) -> None:
-        """Start a complete list."""
         for cache in self._caches:
             cache.begin_list()
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
-        """Add one pod of the list."""
         uid, record = self._reduce(raw)
         reportable = self._reportable(record)
         self.object_cache.add_listed(uid, reportable)
@@ -150,24 +146,20 @@ class _PodFeed:
         self.host_use.keep_unreadable(_key(raw))
 
     async def end_list(self, pacer: Pacer) -> None:
-        """Apply the list."""
         for cache in (self._withheld, self.host_use, self.object_cache, self._exporters):
             await cache.end_list(pacer)
         await self.report_withheld(pacer)  # withheld while the list was incomplete
 
     def abort_list(self) -> None:
-        """Discard an incomplete list."""
         for cache in self._caches:
             cache.abort_list()
 
     def put(self, raw: Mapping[str, object]) -> None:
-        """Apply an added or changed pod."""
         uid, record = self._reduce(raw)
         self._put(uid, record)
         self._exporters.put(uid, reduce_exporter(raw, self._words))
 
     def drop(self, raw: Mapping[str, object]) -> None:
-        """Remove a deleted pod, given its last state."""
         uid, record = self._reduce(raw)
         if uid in self.object_cache.records and record is not None:
             self._put(uid, record)  # its last state may say how it failed
@@ -360,12 +352,7 @@ class ClusterSource:
 
         Records stay. If objects are reduced differently now, complete lists correct them, and the
         watches continue where they were. New GPU resources are in `resources` once these lists are
-        complete.
-
-        Args:
-            resources: names of the GPU resources.
-            early_seconds: a container that fails within this time after its start failed early.
-            settings: limits and intervals of lists and watches.
+        complete. The arguments are as in the constructor.
         """
         are_nodes_outdated = self._nodes.configure(resources)
         are_pods_outdated = self._pods.configure(resources, early_seconds, settings)

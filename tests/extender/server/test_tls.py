@@ -344,10 +344,10 @@ def test_bad_files_are_logged_once_and_good_ones_used_again(
     certificates = Certificates(settings_for(folder))
     (folder / "extender" / "tls.key").unlink()
     for _ in range(3):
-        certificates.reload()
+        certificates._server_context.reload()
     reissue(folder, files)
     for _ in range(3):
-        certificates.reload()
+        certificates._server_context.reload()
 
     assert caplog.messages == ["cannot use new certificates", "using new certificates"]
 

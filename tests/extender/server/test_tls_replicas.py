@@ -75,7 +75,7 @@ async def test_a_replica_whose_ca_was_dropped_gets_no_further_requests(tmp_path:
             assert await link.query("/v1/peers/any") == b"an answer"
 
             issue(own, files=read_folder(new))
-            certificates.reload()
+            certificates._server_context.reload()
 
             # Neither on a new connection nor on the existing one.
             assert await link.query("/v1/peers/any") is None
