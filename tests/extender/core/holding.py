@@ -46,7 +46,7 @@ def row_of(
     *pods: PodRecord,
     replicas: int = 1,
     tenancy: DeviceTenancy = TENANCY,
-    measured_at: float | None = NOW,
+    measured_at: float | tuple[float, ...] | None = NOW,
     allocatable: int | None = None,
     serving: Mapping[str, Any] = MappingProxyType({}),
 ) -> PoolRow:
@@ -57,7 +57,7 @@ def row_of(
         pods: the pods on the node.
         replicas: replicas of each device.
         tenancy: known holders of devices.
-        measured_at: time of every device's measurement.
+        measured_at: time of every device's measurement, or one time for each.
         allocatable: number of allocatable devices; by default all.
         serving: further expectations of the node.
     """
@@ -70,7 +70,9 @@ def row_of(
         ),
         [
             ExpectedDevice(
-                row=row, tenants=tuple(f"ns/{name}" for name in names), measured_at=measured_at
+                row=row,
+                tenants=tuple(f"ns/{name}" for name in names),
+                measured_at=measured_at[row] if isinstance(measured_at, tuple) else measured_at,
             )
             for row, names in enumerate(shown)
         ],

@@ -134,3 +134,11 @@ def test_tenant_is_loading_between_its_warm_up_and_the_limit(
 
 def test_devices_that_the_kubelet_does_not_offer_are_withdrawn() -> None:
     assert row_of(8, allocatable=7).withdrawn == 1
+
+
+@pytest.mark.parametrize("read_at", [(NOW + WARM_UP, NOW), (NOW, NOW + WARM_UP)])
+def test_pod_may_be_on_a_device_whose_reading_is_older(read_at: tuple[float, ...]) -> None:
+    started = pod("a", started_at=NOW)
+    row = row_of(2, started, replicas=10, measured_at=read_at)
+
+    assert (row.used, row.assumed, row.is_agreed) == ((1, 0), (1, 0), True)

@@ -12,6 +12,7 @@ from extender.core.nodes.node_index import EMPTY_NODE_INDEX
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from extender.core.policy import LoadFilter, Policy
+from extender.core.request.annotations import Target, TargetPolicy
 from testkit.builders import (
     GPU,
     NOW,
@@ -265,3 +266,32 @@ def test_unknown_names_are_stored_as_strings() -> None:
 
     assert list(decided.slim(5).candidates) == ["new", "a"]
     assert ranking(decided.slim(5)) == ranking(decided)
+
+
+def targeting(*targets: Target, **changes: Any) -> Decision:
+    nodes = {name: node() for name in "abc"} | {"dead": node(gpu(is_excluded=True))}
+    return decide_on(nodes, request(targets=targets, **changes))
+
+
+def test_only_the_first_target_that_passes_is_left() -> None:
+    unusable, missing, dead = Target("a", (9,), is_usable=False), Target("gone"), Target("dead")
+
+    found = targeting(unusable, missing, dead, Target("c"), Target("b"))
+
+    assert ranking(found) == ["c"]
+    assert rejected(found) == {
+        "a": Code.NOT_TARGET,
+        "b": Code.NOT_TARGET,
+        "dead": Code.UNHEALTHY,
+    }
+
+
+def test_policy_decides_if_no_target_passes() -> None:
+    assert ranking(targeting(Target("gone"))) == []
+    assert ranking(targeting(Target("gone"), target_policy=TargetPolicy.PREFER)) == ["a", "b", "c"]
+
+
+def test_nodes_on_which_the_owners_pods_failed_come_last() -> None:
+    nodes = {name: node() for name in "abc"}
+
+    assert ranking(decide_on(nodes, request(avoided={"a": 0.5}))) == ["b", "c", "a"]

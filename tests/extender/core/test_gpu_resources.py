@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.request.gpu_resources import _NO_NAMES, ResourceNames
+from extender.core.request.gpu_resources import _NO_NAMES, MOST_CONTAINERS, ResourceNames, excess_of
 
 GPU, SMALL = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 ANY, MIG = "nvidia.com/*", "nvidia.com/mig-*"
@@ -23,3 +23,9 @@ def test_resources_by_both_lists_are_shared(
 ) -> None:
     assert ResourceNames(names).covers(ResourceNames(others)) is covers
     assert ResourceNames(names).shared_with(ResourceNames(others)).names == shared
+
+
+def test_a_pod_may_have_as_many_containers_as_the_limit() -> None:
+    pod = {"spec": {"containers": [{}] * MOST_CONTAINERS}}
+
+    assert excess_of(pod) == ""

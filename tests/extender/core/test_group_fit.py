@@ -13,7 +13,7 @@ from extender.core.decision.decision import Decision, decide
 from extender.core.decision.device_sets import JOINED
 from extender.core.decision.evaluation import Overlay
 from extender.core.decision.filtering import Code
-from extender.core.decision.group_fit import GroupNeed, Topology, _budget
+from extender.core.decision.group_fit import _QUARTERS, GroupNeed, Topology, _budget, _units
 from extender.core.decision.scoring import (
     _LOAD,
     _MOST_FIT,
@@ -330,3 +330,18 @@ def test_the_first_choice_is_in_a_rack_with_room_if_a_rack_has_room(
     assert best is not None
     if max(racks.values()) >= size:
         assert racks[best[:2]] >= size
+
+
+def test_devices_of_pods_of_different_sizes_are_counted_before_a_group_is_refused() -> None:
+    nodes = nodes_of({"a1-x": 3, "a1-y": 3}, cards=3)
+    group = need(nodes, size=3, total=6, is_uniform=False, rest=6)
+
+    assert not rejected(decided(nodes, group, request(2)))
+    assert rejected(decided(nodes, replace(group, is_uniform=True), request(2)))
+
+
+def test_room_of_a_node_orders_only_nodes_of_one_level() -> None:
+    first, second, farther = _units(np.array([0, 1, _QUARTERS + 1]), most=10.0)
+
+    assert (first, farther) == (10.0, 0.0)
+    assert 9.0 < second < first

@@ -84,6 +84,12 @@ def test_whole_and_shared_nodes_stand_side_by_side() -> None:
     assert landing.devices.tolist() == [[False, True, False], [False, False, True]]
 
 
+def test_each_node_has_its_own_number_of_replicas_left_to_allocate() -> None:
+    batch = batch_of(used(0, 0, replicas=1), used(0, 2))
+
+    assert landing_set(batch, np.array([4])).devices.tolist() == [[True, True], [True, True]]
+
+
 def test_no_tenants_change_nothing() -> None:
     row = node().row(0)
 
@@ -259,3 +265,11 @@ def test_free_device_not_presumed_idle_is_unknown() -> None:
     seen = count_freed(batch_of(described)).telemetry
 
     assert (seen.presumed[0].tolist(), seen.freshness[0].tolist()) == ([0.0, 0.0], [0.0, 1.0])
+
+
+def test_devices_known_to_be_withdrawn_are_not_unknown_as_well() -> None:
+    known = node(gpu(), gpu(is_out=True), allocatable=1, withdrawn=1)
+    unknown = node(gpu(), gpu(), gpu(is_out=True), allocatable=1, withdrawn=2)
+
+    assert landing_on(known).unoffered.tolist() == [0]
+    assert landing_on(unknown).unoffered.tolist() == [1]

@@ -51,6 +51,19 @@ def pod(**parts: Any) -> dict[str, Any]:
         ),
         (
             pod(
+                labels={
+                    f"{LWS}/name": "serve",
+                    f"{LWS}/group-index": "2",
+                    f"{LWS}/worker-index": "0",
+                },
+                annotations={f"{LWS}/size": "4"},
+            ),
+            "LeaderWorkerSet",
+            "serve-2",
+            4,
+        ),
+        (
+            pod(
                 labels={"kueue.x-k8s.io/pod-group-name": "train"},
                 annotations={"kueue.x-k8s.io/pod-group-total-count": "8"},
             ),

@@ -19,7 +19,7 @@ from extender.core.decision.scoring import (
     unknown_score,
     weighs_stranded,
 )
-from extender.core.policy import Strategy, Thresholds
+from extender.core.policy import Strategy, Thresholds, Weights
 from extender.core.request.request import GpuRequest
 from testkit.builders import (
     GIB,
@@ -551,3 +551,9 @@ def test_the_first_is_hardly_worse_by_mean_and_deviation_than_the_best(
     first = int(ranking(decide_on(cards))[0])
 
     assert sums[first] <= 1.5 * min(sums) + 1e-6
+
+
+def test_shares_of_weights_add_up_to_one() -> None:
+    shares = Weights(utilization=2, memory=1, sharing=1, bursts=0, stress=0).shares
+
+    assert [*shares.values()] == pytest.approx([0.5, 0.25, 0.25, 0, 0])

@@ -56,6 +56,16 @@ def with_spec(**changes: Any) -> Object:
         with_spec(initContainers=[{"resources": {"limits": {GPU: "7"}}}]),
         with_spec(containers=[{"resources": {"limits": {GPU: "2"}}}] * 2),
         with_spec(
+            containers=[
+                {
+                    "resources": {
+                        "limits": {GPU: "2"},
+                        "requests": {"cpu": "2", "memory": "3Gi", "ephemeral-storage": "4Gi"},
+                    }
+                }
+            ]
+        ),
+        with_spec(
             initContainers=[{"resources": {"limits": {GPU: "1"}}, "restartPolicy": "Always"}]
         ),
         with_spec(containers=[{"resources": {"limits": {GPU: "9e99"}}}]),

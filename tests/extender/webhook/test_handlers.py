@@ -2,7 +2,9 @@ import logging
 
 import pytest
 
+from extender.core.decision.filtering import Code
 from testkit.webhook_requests import (
+    VERBS,
     Client,
     MakeClient,
     call,
@@ -132,7 +134,9 @@ async def test_equal_malformed_requests_are_logged_once(
         for verb in ("filter", "prioritize"):
             await client.post(f"/{verb}", data=b"{")
 
-    assert caplog.messages.count("malformed request") == 2
+    logged = [vars(line) for line in caplog.records if line.message == "malformed request"]
+    assert [line["verb"] for line in logged] == ["filter", "prioritize"]
+    assert all(line["error"].startswith("cannot read ExtenderArgs: $") for line in logged)
     assert world.count("idlegpu_requests_total", verb="filter", outcome="malformed") == 5
 
 
@@ -261,6 +265,20 @@ async def test_requests_are_counted_and_timed_by_verb_and_outcome(
     assert world.count("idlegpu_candidates_sum", verb="preempt") == 1
     assert world.count("idlegpu_feasible_sum") == 2
     assert world.count("idlegpu_rejections_total", reason="unhealthy") == 1
+
+
+@pytest.mark.usefixtures("client")
+def test_series_exist_before_the_first_request(world: World) -> None:
+    reasons = {
+        sample.labels["reason"]
+        for sample in next(iter(world.metrics.rejections.collect())).samples
+        if sample.name == "idlegpu_rejections_total"
+    }
+
+    assert reasons == {code.name.lower() for code in Code} - {"passes"}
+    for verb in VERBS:
+        labels = {"verb": verb}
+        assert world.metrics.registry.get_sample_value("idlegpu_candidates_count", labels) == 0
 
 
 async def test_every_decision_is_one_line(client: Client, caplog: pytest.LogCaptureFixture) -> None:

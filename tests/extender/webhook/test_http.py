@@ -175,6 +175,17 @@ async def test_a_decompressed_body_counts_against_the_limit(
     assert (await response.json())["Error"]
 
 
+async def test_the_limit_of_a_body_grows_with_the_number_of_nodes(client: Client) -> None:
+    five_nodes = 8 * MIB + 5 * (64 << 10)
+
+    statuses = [
+        (await client.post("/prioritize", data=io.BytesIO(b" " * size))).status
+        for size in (five_nodes, five_nodes + 1)
+    ]
+
+    assert statuses == [400, 413]
+
+
 async def test_a_request_over_one_mebibyte_is_answered(client: Client) -> None:
     names = [f"node-{index:080}" for index in range(15_000)]
     body = json.dumps(names_request(*names)).encode()

@@ -165,6 +165,7 @@ def test_field_names_are_case_insensitive_but_annotation_keys_are_not() -> None:
         "SPEC": {
             "Containers": [{"Resources": {"LIMITS": {"nvidia.com/GPU": 1}}}, None],
             "initcontainers": [{"RestartPolicy": "Always"}],
+            "RESOURCES": {"Limits": {"CPU": 1}},
         },
         "status": {"nominatednodename": "n"},
     }
@@ -174,6 +175,7 @@ def test_field_names_are_case_insensitive_but_annotation_keys_are_not() -> None:
         "spec": {
             "containers": [{"resources": {"limits": {"nvidia.com/GPU": 1}}}, None],
             "initContainers": [{"restartPolicy": "Always"}],
+            "resources": {"limits": {"CPU": 1}},
         },
         "status": {"nominatedNodeName": "n"},
     }
@@ -229,6 +231,7 @@ def test_a_node_without_a_name_has_the_empty_name_as_in_go(document: object) -> 
             id="a pod larger than the API server takes",
         ),
         pytest.param(b'{"Nodes":[{}]}', "$.Nodes is a list", id="nodes-as-list"),
+        pytest.param(b'{"Nodes":7,"NodeNames":["a"]}', "$.Nodes is 7", id="nodes-beside-names"),
         pytest.param(b'{"Nodes":{"items":{}}}', "$.Nodes.items is an object", id="items"),
         pytest.param(b'{"Nodes":{"items":[7]}}', "$.Nodes.items[0] is 7", id="node"),
         pytest.param(
@@ -371,6 +374,8 @@ def test_requests_may_be_larger_in_a_larger_cluster() -> None:
     body = json.dumps({"Nodes": {"items": [{"metadata": {"name": "a"}}] * 20_001}}).encode()
 
     assert wire.decode_request(body, known=10_001).nodes == ("a",)
+    with pytest.raises(WireError, match="must be at most 20000"):
+        wire.decode_request(body, known=10_000)
 
 
 # --- preemption -----------------------------------------------------------------------------------

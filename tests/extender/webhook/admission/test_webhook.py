@@ -13,14 +13,18 @@ import pytest
 
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
+from extender.kube.client import KubeClient
 from extender.runtime.metrics import Metrics
+from extender.settings.api import Admission
 from extender.webhook.admission import (
     _MAX_BODY_BYTES,
     _MAX_READING,
     _MAX_READING_EACH,
     PATH,
     AdmissionWebhook,
+    Proposals,
     SchedulerLease,
+    build_webhook,
 )
 from testkit.fake_kube import eventually
 from testkit.webhook_requests import Client, MakeClient, pod
@@ -300,3 +304,25 @@ async def test_the_log_stays_short_for_any_input(
 
     assert (served.count("unreadable"), served.count("fault")) == (50, 50)
     assert caplog.messages == ["unreadable admission review", "fault"]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_settings_enable_the_webhook_and_its_proposals(is_enabled: bool) -> None:
+    def built(listen: str) -> AdmissionWebhook | None:
+        return build_webhook(
+            cast("KubeClient", None),
+            Admission(listen=listen, proposals=is_enabled),
+            own_namespace="gpu",
+            resources=ResourceNames,
+            policy=Policy,
+            admissions=Metrics().admissions,
+            proposals=proposals,
+        )
+
+    proposals = Proposals(lambda _: None, lambda: 0)
+    webhook = built("0.0.0.0:8890")
+
+    assert built("") is None
+    assert webhook is not None
+    assert webhook._lease._name == "gpu/idlegpu-scheduler"
+    assert webhook._proposals is (proposals if is_enabled else None)

@@ -1,0 +1,146 @@
+"""Proposals of GPUs from descriptions, commands and manifests."""
+
+from typing import Any
+
+import pytest
+
+from extender.core.quantity import GIB
+from extender.core.sizing import Certainty, Measured, propose, texts_in
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "gpus", "gib", "is_share", "certainty"),
+    [
+        ("fine-tune a 7 billion model", "", 2, 59, False, "estimated"),
+        ("fine-tune a 7B model with LoRA", "", 1, 19, False, "estimated"),
+        ("qlora on 13b", "", 1, 13, False, "estimated"),
+        ("pretraining, 350 million parameters", "", 1, 6, False, "estimated"),
+        ("train a large model", "", 32, 37, False, "guessed"),
+        ("inference with an 8B model", "", 1, 18, False, "estimated"),
+        ("serve a 70b model in fp8", "", 2, 46, False, "estimated"),
+        ("embeddings for search", "", 1, 2, True, "guessed"),
+        ("something else", "", 1, None, False, "guessed"),
+        ("", "vllm serve meta/Llama-3.1-70B --tensor-parallel-size 4", 4, 40, False, "estimated"),
+        ("", "python -m sglang.launch_server --tp=2 --model m-8b", 2, 9, False, "estimated"),
+        ("", "tensor_parallel_size: 8", 8, None, False, "stated"),
+        ("", "trtllm-serve x --tp_size 2", 2, 8, False, "guessed"),
+        ("", "run --http 80 --attp 9 --setup 3", 1, None, False, "guessed"),
+        ("serve mixtral 8x7B", "", 2, 63, False, "estimated"),
+        ("train a 350M model on 5B tokens", "", 1, 6, False, "estimated"),
+        ("fine-tune 1,5 billion parameters", "", 1, 26, False, "estimated"),
+        ("train 1,300 million parameters", "", 1, 22, False, "estimated"),
+        ("fine-tune a 7B model on 4 GPUs", "", 4, 30, False, "estimated"),
+        ("train a 7B model, two H100s", "", 2, 59, False, "estimated"),
+        ("something on 8x NVIDIA A100", "", 8, None, False, "stated"),
+        ("render on one RTX 4090", "", 1, None, False, "stated"),
+        ("0 GPUs", "", 1, None, False, "guessed"),
+        ("", "torchrun --nproc-per-node=8 run.py --model 70b", 8, None, False, "stated"),
+        ("", "deepspeed --num_gpus=4 sft.py", 4, 5, False, "guessed"),
+        ("", "accelerate launch --num_processes 2 x.py", 2, None, False, "stated"),
+        ("", "vllm serve m-70b -tp 2 --pipeline-parallel-size 2", 4, 40, False, "estimated"),
+        ("", "vllm serve m-70b -tp 8 --pipeline-parallel-size 2", 8, 10, False, "estimated"),
+        ("", "vllm serve m-8b --data-parallel-size 4", 4, 18, False, "estimated"),
+        ("", "vllm serve m-70b -tp 2 -dp 2", 4, 79, False, "estimated"),
+        ("", "vllm serve m-8b -dp 16 --data-parallel-size-local 4", 4, 18, False, "estimated"),
+        ("", "vllm serve m-8b -tp 4 --data-parallel-size 4", 4, 5, False, "estimated"),
+        ("", "sglang.launch_server --tp 4 --dp-size 2", 8, 4, False, "guessed"),
+        ("", "sglang.launch_server --tp 8 --dp 8 --enable-dp-attention", 8, 2, False, "guessed"),
+        ("", "dp_size: 2", 2, None, False, "stated"),
+        ("serve mixtral 8x7b --tp 4", "", 4, 32, False, "estimated"),
+        ("serve a 70B model, TP=4", "", 4, 40, False, "estimated"),
+        ("train a 7B model on five 4-GPU nodes", "", 4, 30, False, "estimated"),
+        ("", "cpu: 500m memory: 512M image: vllm --model m-13b", 1, 30, False, "estimated"),
+        ("", "python3 -m vllm.api_server --model m-13b", 1, 30, False, "estimated"),
+        ("", "vllm serve SmolLM2-135M", 1, 1, True, "estimated"),
+        ("", "vllm serve m-8b --kv-cache-dtype fp8", 1, 18, False, "estimated"),
+        ("", "vllm serve m-8b --enable-lora --max-lora-rank 16", 1, 18, False, "estimated"),
+        (
+            "",
+            "vllm tensor_parallel_size: 2 pipeline_parallel_size: 2 m-70b",
+            4,
+            40,
+            False,
+            "estimated",
+        ),
+        ("4bit inference of a 13B model", "", 1, 10, True, "estimated"),
+        ("serve 1.8 trillion parameters in 8bit", "", 64, 37, False, "estimated"),
+        ("serve whisper-large-v3", "", 1, 16, False, "guessed"),
+        ("embeddings with a large model", "", 1, 2, True, "guessed"),
+    ],
+)
+def test_proposal_states_its_basis(
+    text: str, command: str, gpus: int, gib: int | None, is_share: bool, certainty: str
+) -> None:
+    found = propose(text, command)
+
+    assert (found.gpus, found.is_share_enough, found.certainty.value) == (gpus, is_share, certainty)
+    assert found.memory_bytes == (None if gib is None else gib * GIB)
+    assert found.because
+
+
+def test_a_task_that_no_card_holds_is_said_so() -> None:
+    found = propose("fine-tune a 70B model on 4 GPUs")
+
+    assert (found.memory_bytes, found.models) == (294 * GIB, ())
+    assert "no usual card has 294 GiB: spread the task over more GPUs" in found.because
+    assert propose("train a 4B model on 1 GPU").models == ("A100 80GB", "H100", "H200")
+    assert propose("train a 7B model on 1 GPU").models == ("H200", "B200", "B300")
+    assert propose("train a 14B model on 1 GPU").models == ("B300",)
+
+
+def test_use_of_similar_pods_counts_before_the_description() -> None:
+    measured = Measured(by="owner", pods=3, memory_bytes=9 * GIB)
+
+    found = propose("train a 7B model", "", measured)
+
+    assert (found.gpus, found.memory_bytes, found.models) == (1, 11 * GIB, ())
+    assert found.certainty is Certainty.MEASURED
+    assert found.because == (
+        "3 pods with the same owner used up to 9.0 GiB of a GPU; a fifth more is proposed",
+    )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {
+            "kind": "InferenceService",
+            "spec": {"predictor": {"model": {"args": ["--tensor-parallel-size", "4"]}}},
+        },
+        {
+            "kind": "LeaderWorkerSet",
+            "spec": {
+                "leaderWorkerTemplate": {
+                    "workerTemplate": {
+                        "spec": {"containers": [{"command": ["sh", "-c", "vllm serve m -tp 4"]}]}
+                    }
+                }
+            },
+        },
+        {
+            "kind": "RayService",
+            "spec": {"serveConfigV2": "engine_kwargs:\n  tensor_parallel_size: 4\n"},
+        },
+        {"kind": "RayService", "spec": {"args": {"tp-size": 4}}},
+        {"kind": "RayService", "spec": {"engine": {"tensor-parallel-size": "4"}}},
+        {"kind": "LLMInferenceService", "spec": {"parallelism": {"tensor": 4, "data": 2}}},
+        {
+            "kind": "InferenceService",
+            "spec": {"predictor": {"model": {"env": [{"name": "TP_SIZE", "value": "4"}]}}},
+        },
+        {
+            "kind": "InferenceService",
+            "spec": {"predictor": {"model": {"args": ["--tensor_parallel_size=4"]}}},
+        },
+        {
+            "kind": "LeaderWorkerSet",
+            "spec": {
+                "leaderWorkerTemplate": {
+                    "leaderTemplate": {"spec": {"containers": [{"args": ["--tp-size", "4"]}]}}
+                }
+            },
+        },
+    ],
+)
+def test_the_size_in_any_kind_of_manifest_is_found(document: dict[str, Any]) -> None:
+    assert propose("", " ".join(texts_in(document))).gpus == 4
