@@ -352,17 +352,20 @@ def _estimate_words(task: _Task, billions: float, total: int, *, is_stated: bool
 
 def _models(each: int | None) -> tuple[str, ...] | None:
     """Return usual models with that much memory; () if nearly all have it, None if none has."""
-    if each is None or each <= 15 * GIB:
-        return ()
-    if each <= 22 * GIB:
-        return ("L4", "A10", "L40S", "A100", "H100")
-    if each <= 44 * GIB:
-        return ("L40S", "A40", "A100 80GB", "H100")
-    if each <= _CARD_BYTES:
-        return ("A100 80GB", "H100", "H200")
-    if each <= 141 * GIB:
-        return ("H200", "B200", "B300")
-    return ("B300",) if each <= 270 * GIB else None
+    fitting = (models for gib, models in _MODELS if (each or 0) <= gib * GIB)
+    return next(fitting, None)
+
+
+_MODELS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
+    (15, ()),
+    (22, ("L4", "A10", "L40S", "A100", "H100")),
+    (44, ("L40S", "A40", "A100 80GB", "H100")),
+    (79, ("A100 80GB", "H100", "H200")),
+    (140, ("H200", "B200", "B300")),
+    (178, ("B200", "B300")),
+    (268, ("B300",)),
+)
+"""Usual models by the memory in GiB that each of them has at least."""
 
 
 def texts_in(document: object) -> Iterator[str]:

@@ -228,7 +228,7 @@ async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_annot
 
     annotations = (await admitting.made(item))["metadata"]["annotations"]
 
-    assert annotations["idlegpu.io/prefer-models"] == "A100 80GB,H100,H200"
+    assert annotations["idlegpu.io/prefer-models"] == "B200,B300"
     assert annotations["idlegpu.io/proposal"].startswith("estimated: inference of 70 billion")
     assert annotations["team"] == "a"
     kept = (await admitting.made(own))["metadata"]["annotations"]
