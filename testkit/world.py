@@ -35,8 +35,9 @@ from testkit.cards import Gpu, readings_of
 
 MESSAGE = (
     "0/9 nodes are available: 4 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint "
-    "{team: red, blue}, 3 node(s) had too few GPUs known to be idle. no new claims to deallocate, "
-    "preemption: 0/9 nodes are available: 9 No preemption victims found for incoming pod."
+    "{team: red, blue}, 3 node(s) had too few GPUs known to be idle (idlegpu). no new claims to "
+    "deallocate, preemption: 0/9 nodes are available: 9 No preemption victims found for incoming "
+    "pod."
 )
 SHARED = "nvidia.com/gpu.shared"
 

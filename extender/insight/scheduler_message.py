@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from extender.core.decision.filtering import Rejection
+from extender.core.decision.filtering import SIGNATURE, Rejection
 
 _HEAD: Final = re.compile(r"0/(?P<nodes>[0-9]{1,7}) nodes are available: ")
 _COUNTED: Final = re.compile(r"(?P<count>[0-9]{1,7}) (?P<reason>\S.*)")
@@ -53,7 +53,7 @@ def read_message(message: str) -> _SchedulerMessage:
         >>> read_message("0/9 nodes are available: pod has unbound claims.").by_scheduler
         (CountedReason(count=9, reason='pod has unbound claims'),)
     """
-    body, _, preemption = message.partition(_PREEMPTION)
+    body, _, preemption = message.replace(SIGNATURE, "").partition(_PREEMPTION)
     head = _HEAD.match(body)
     if head is None:
         return _SchedulerMessage(nodes=None, by_scheduler=(), by_us=(), preemption=preemption)

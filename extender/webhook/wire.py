@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from extender.core.decision.decision import Decision
-from extender.core.decision.filtering import Code, Rejection
+from extender.core.decision.filtering import SIGNATURE, Code, Rejection
 from extender.core.decision.scoring import UNITS
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
@@ -315,7 +315,7 @@ def _verdicts(
 def _reasons(refused: Mapping[Rejection, Rows], *, is_resolvable: bool) -> list[tuple[str, Rows]]:
     """Return the reasons that preemption can resolve, or the others, with their rows."""
     return [
-        (rejection.value, rows)
+        (f"{rejection.value}{SIGNATURE}", rows)
         for rejection, rows in refused.items()
         if rejection.is_resolvable is is_resolvable
     ]

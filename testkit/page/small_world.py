@@ -40,7 +40,7 @@ def wait_for_gpus(world: World, name: str, gpus: int) -> None:
     """Add a waiting pod that the extender has refused once."""
     message = (
         f"0/{len(CARDS)} nodes are available: 1 Insufficient nvidia.com/gpu, "
-        "3 node(s) had too few working GPUs."
+        "3 node(s) had too few working GPUs (idlegpu)."
     )
     world.fleet.apply_pod(
         PodRecord(

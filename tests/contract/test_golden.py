@@ -76,7 +76,9 @@ async def test_filter_answers_in_the_form_and_order_of_the_request(
             node for node in sent if node["metadata"]["name"] != dead
         ]
     assert kept == [node for node in requested if node != dead]
-    assert answer["FailedAndUnresolvableNodes"] == {dead: "node(s) had too few working GPUs"}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        dead: "node(s) had too few working GPUs (idlegpu)"
+    }
     assert answer["Error"] == ""
 
 

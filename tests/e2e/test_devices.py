@@ -33,7 +33,7 @@ async def test_a_pod_never_lands_where_its_memory_does_not_fit(world: World) -> 
     another = pod("another", annotations=ROOM_OF_20_GIB)
     await world.client.create(another)
     shown = await world.describe(
-        another, "0/2 nodes are available: 2 node(s) had too little free GPU memory."
+        another, "0/2 nodes are available: 2 node(s) had too little free GPU memory (idlegpu)."
     )
     assert "FailedScheduling" in shown
 
@@ -56,7 +56,7 @@ async def test_a_gpu_that_others_use_is_refused_and_kubectl_says_so(world: World
     shown = await world.describe(
         second,
         "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, "
-        "3 node(s) had GPUs in use by processes outside Kubernetes.",
+        "3 node(s) had GPUs in use by processes outside Kubernetes (idlegpu).",
     )
     assert "FailedScheduling" in shown
 
@@ -75,7 +75,7 @@ async def test_a_node_with_a_gpu_fallen_off_the_bus_is_refused(world: World) -> 
     await world.describe(
         second,
         "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, "
-        "1 node(s) had too few working GPUs.",
+        "1 node(s) had too few working GPUs (idlegpu).",
     )
 
 

@@ -129,9 +129,9 @@ async def test_where_none_passes_each_node_is_counted_with_its_reason(world: Wor
     reasons = message.partition(": ")[2].partition(". ")[0].split(", ")
     assert message.startswith("0/5 nodes are available: ")
     assert sorted(reasons) == [
-        "1 node(s) had too few working GPUs",
+        "1 node(s) had too few working GPUs (idlegpu)",
         "1 node(s) had untolerated taint(s)",
-        "3 node(s) had GPUs with less memory than the pod requests",
+        "3 node(s) had GPUs with less memory than the pod requests (idlegpu)",
     ]
 
 

@@ -194,9 +194,9 @@ async def test_extender_from_its_image_places_pods_over_tls(
 
     assert placement.node in {"gpu-h200-01", "gpu-h100-01"}  # no other GPU of that size is idle
     assert placement.refused == {
-        "gpu-a100-01": "node(s) had too few working GPUs",
-        "gpu-v100-01": "node(s) had GPUs with less memory than the pod requests",
-        "gpu-v100-02": "node(s) had GPUs with less memory than the pod requests",
+        "gpu-a100-01": "node(s) had too few working GPUs (idlegpu)",
+        "gpu-v100-01": "node(s) had GPUs with less memory than the pod requests (idlegpu)",
+        "gpu-v100-02": "node(s) had GPUs with less memory than the pod requests (idlegpu)",
     }
     assert "idlegpu_" in metrics
 

@@ -12,6 +12,9 @@ from extender.core.nodes.snapshot import Batch, Flags, Rows
 
 Codes = npt.NDArray[np.uint8]
 
+SIGNATURE = " (idlegpu)"
+"""End of each reason in a webhook's answer: kube-scheduler's events name no extender."""
+
 
 class Rejection(StrEnum):
     """Reason to reject a node: a constant text, worded to follow a count of nodes."""

@@ -26,6 +26,4 @@ def test_resources_by_both_lists_are_shared(
 
 
 def test_a_pod_may_have_as_many_containers_as_the_limit() -> None:
-    pod = {"spec": {"containers": [{}] * MOST_CONTAINERS}}
-
-    assert excess_of(pod) == ""
+    assert excess_of({"spec": {"containers": [{}] * MOST_CONTAINERS}}) == ""

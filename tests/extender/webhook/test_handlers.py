@@ -33,8 +33,8 @@ async def test_filter_gives_a_reason_for_each_refused_node(client: Client) -> No
     assert answer["NodeNames"] == ["idle-a"]
     assert answer["FailedNodes"] == {}
     assert answer["FailedAndUnresolvableNodes"] == {
-        "dead": "node(s) had too few working GPUs",
-        "foreign": "node(s) had GPUs in use by processes outside Kubernetes",
+        "dead": "node(s) had too few working GPUs (idlegpu)",
+        "foreign": "node(s) had GPUs in use by processes outside Kubernetes (idlegpu)",
     }
 
 

@@ -68,10 +68,10 @@ def test_refused_nodes_are_kept_apart_by_whether_preemption_could_help() -> None
     answer = json.loads(wire.encode_filter(request, decision))
 
     assert answer["NodeNames"] == ["b"]
-    assert answer["FailedNodes"] == {"c": "node(s) had too little free GPU memory"}
+    assert answer["FailedNodes"] == {"c": "node(s) had too little free GPU memory (idlegpu)"}
     assert answer["FailedAndUnresolvableNodes"] == {
-        "a": "node(s) had too few working GPUs",
-        "d": "node(s) had GPUs in use by processes outside Kubernetes",
+        "a": "node(s) had too few working GPUs (idlegpu)",
+        "d": "node(s) had GPUs in use by processes outside Kubernetes (idlegpu)",
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision
-from extender.core.decision.filtering import Code
+from extender.core.decision.filtering import SIGNATURE, Code
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.node_names import NamesIn
 from extender.webhook import wire
@@ -100,7 +100,7 @@ def expected(about: Asked, shortlist: int) -> dict[str, object]:
     refused = {} if is_long else {name: about.codes[name] for name in names}
     reasons = [
         {
-            name: code.rejection.value
+            name: f"{code.rejection.value}{SIGNATURE}"
             for name, code in refused.items()
             if code.rejection is not None and code.rejection.is_resolvable is is_resolvable
         }
