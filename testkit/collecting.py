@@ -18,7 +18,7 @@ NODES: Final = NodeIdentity(
         {"gpu-1", "gpu-2", "gpu-h100-01", "gpu-a100-mig-03", "ip-10-0-31-7.ec2.internal"}
     ),
     addresses={"10.244.3.17": "gpu-1"},
-    exporter_pods={"gpu-metrics-x7z": "gpu-1"},
+    exporter_pods=dict.fromkeys(("gpu-metrics-x7z", "gpu-operator/gpu-metrics-x7z"), "gpu-1"),
 )
 EXPORTER: Final = {
     "namespace": "gpu-operator",

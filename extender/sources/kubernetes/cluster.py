@@ -10,7 +10,7 @@ for nominations, so pods are not selected by node.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -218,13 +218,12 @@ class _PodFeed:
         return replace(record, claimed=self._held_by(record.uid, group))
 
     def exporter_index(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return the nodes of the exporter pods, by pod name and by IP address."""
+        """Return the nodes of the exporter pods, by name or `namespace/name`, and by IP address."""
         if self._index is None:
             pods = self._exporters.records.values()
-            self._index = (
-                MappingProxyType({pod.name: pod.node for pod in pods}),
-                MappingProxyType({ip: pod.node for pod in pods for ip in pod.addresses}),
-            )
+            names = ((name, pod.node) for pod in pods for name in _names_of(pod))
+            addresses = ((ip, pod.node) for pod in pods for ip in pod.addresses)
+            self._index = (_of_one_node(names), _of_one_node(addresses))
         return self._index
 
     def _reduce(self, raw: Mapping[str, object]) -> tuple[str, PodRecord | None]:
@@ -244,6 +243,18 @@ class _PodFeed:
 
     def _clear_index(self, *_: object) -> None:
         self._index = None
+
+
+def _names_of(pod: ExporterPod) -> tuple[str, str]:
+    return pod.name, f"{pod.namespace}/{pod.name}"
+
+
+def _of_one_node(pairs: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    """Map names to nodes, without names of several nodes: any tenant may name a pod so."""
+    nodes: dict[str, set[str]] = {}
+    for name, node in pairs:
+        nodes.setdefault(name, set()).add(node)
+    return MappingProxyType({name: min(some) for name, some in nodes.items() if len(some) == 1})
 
 
 def _key(raw: Mapping[str, object]) -> str:
@@ -451,7 +462,10 @@ class ClusterSource:
 
     @property
     def exporter_pods(self) -> Mapping[str, str]:
-        """Node by name of its exporter pod; the same object until one changes."""
+        """Node by name, and by `namespace/name`, of its exporter pod.
+
+        The same object until one changes.
+        """
         return self._pods.exporter_index()[0]
 
     @property

@@ -122,11 +122,12 @@ class ExporterPod:
     """A pod that exports telemetry; it maps metrics to their node.
 
     Attributes:
-        name: its name, without the namespace.
+        namespace, name: identify it.
         node: the node it runs on.
         addresses: its IP addresses.
     """
 
+    namespace: str
     name: str
     node: str
     addresses: tuple[str, ...]
@@ -282,6 +283,7 @@ def reduce_exporter(raw: Mapping[str, object], words: tuple[str, ...]) -> Export
     addresses = [text_of(entry.get("ip")) for entry in objects_of(status.get("podIPs"))]
     addresses.append(text_of(status.get("podIP")))
     return ExporterPod(
+        namespace=text_of(metadata.get("namespace")),
         name=name,
         node=node,
         addresses=tuple(dict.fromkeys(address for address in addresses if address)),

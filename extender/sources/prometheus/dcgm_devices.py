@@ -367,16 +367,16 @@ def without_exporters(
     Args:
         rows: series with `namespace`, `pod`, `container` and `service`.
         exporters: exporters as `namespace/name`, according to Prometheus's `up`.
-        exporter_names: names of exporter pods, according to the API server.
+        exporter_names: exporters as `namespace/name`, according to the API server. A name alone is
+            not enough: any tenant may give it to a pod that looks like an exporter.
     """
     kept = []
     for row in rows:
         labels = row["metric"]
         pod = labels.get("pod", "")
+        name = f"{labels.get('namespace', '')}/{pod}"
         is_exporter = (
-            f"{labels.get('namespace', '')}/{pod}" in exporters
-            or pod in exporter_names
-            or _looks_like_exporter(labels, pod)
+            name in exporters or name in exporter_names or _looks_like_exporter(labels, pod)
         )
         if not is_exporter:
             kept.append(row)

@@ -19,8 +19,9 @@ class NodeIdentity:
         names: names of the nodes.
         addresses: node by its addresses (IPs and host names), and by the IP of an exporter pod that
             runs on it.
-        exporter_pods: node by the name of its exporter pod: an exporter without its node's name in
-            its environment reports its own host name, which is the pod's name.
+        exporter_pods: node by the name, and by the `namespace/name`, of its exporter pod: an
+            exporter without its node's name in its environment reports its own host name, which is
+            the pod's name.
     """
 
     names: frozenset[str] = frozenset()

@@ -184,7 +184,8 @@ async def test_exporters_are_indexed_by_name_and_address(kube: FakeKube, tmp_pat
     )  # fmt: skip
     kube.put("pods", exporter)
     async with watched_cluster(kube, tmp_path) as (source, sink):
-        assert source.exporter_pods == {"nvidia-dcgm-exporter-x": "n"}
+        names = ("nvidia-dcgm-exporter-x", "ns/nvidia-dcgm-exporter-x")
+        assert source.exporter_pods == dict.fromkeys(names, "n")
         assert source.exporter_addresses == {"10.1.0.7": "n", "fd00::7": "n"}
         assert source.exporter_pods is source.exporter_pods
         assert not sink.pods
@@ -192,6 +193,17 @@ async def test_exporters_are_indexed_by_name_and_address(kube: FakeKube, tmp_pat
         kube.delete("pods", "ns/nvidia-dcgm-exporter-x")
 
         await eventually(lambda: not source.exporter_pods)
+
+
+async def test_a_tenants_pod_does_not_take_the_name_of_an_exporter(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("pods", pod("dcgm-exporter-x", gpus=0, node="n", phase="Running"))
+    impostor = pod("dcgm-exporter-x", gpus=0, node="m", uid="other", phase="Running")
+    impostor["metadata"]["namespace"] = "tenant"
+    kube.put("pods", impostor)
+    async with watched_cluster(kube, tmp_path) as (source, _):
+        assert source.exporter_pods == {"ns/dcgm-exporter-x": "n", "tenant/dcgm-exporter-x": "m"}
 
 
 class SlowFeed:

@@ -294,7 +294,7 @@ def test_an_exporter_is_recognized_by_name_or_label(name: str, labels: dict[str,
     raw["metadata"]["labels"] = labels
 
     assert reduce_exporter(raw, ("dcgm-exporter",)) == ExporterPod(
-        name=name, node="n", addresses=("10.0.0.9",)
+        namespace="ns", name=name, node="n", addresses=("10.0.0.9",)
     )
 
 

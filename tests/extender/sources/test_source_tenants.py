@@ -5,6 +5,7 @@ import time
 import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
+from extender.sources.prometheus.dcgm_devices import without_exporters
 from testkit.collecting import EXPORTER, NODES, NOW, PLAIN, CollectorState
 from testkit.prometheus.fake import FakePrometheus, Series, read_sample, series, util
 
@@ -51,6 +52,13 @@ async def test_an_exporter_with_any_name_is_not_a_tenant(fake: FakePrometheus, n
     await state.round(NOW)
 
     assert sorted(state.held()) == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_pod_with_the_name_of_another_namespaces_exporter_is_a_tenant() -> None:
+    rows = [{"metric": {"UUID": "GPU-1", "namespace": "team", "pod": "train-0"}}]
+
+    assert without_exporters(rows, frozenset(), {"train-0", "tenant/train-0"}) == rows
+    assert without_exporters(rows, frozenset(), {"team/train-0"}) == []
 
 
 async def test_exporters_with_the_usual_name_are_not_in_the_answer(
