@@ -14,6 +14,7 @@ KUBECONFIG_ERRORS: Final = (
     AssertionError,
     AttributeError,
     LookupError,
+    RecursionError,
     TypeError,
     ValueError,
 )

@@ -195,6 +195,7 @@ async def test_a_closed_client_says_so(kube: FakeKube, tmp_path: Path) -> None:
         pytest.param("[1, 2]", id="a list"),
         pytest.param("a: [", id="broken YAML"),
         pytest.param("\x00", id="binary"),
+        pytest.param("- " * 1000, id="deep nesting"),
         pytest.param("{}", id="an empty object"),
         pytest.param(json.dumps({"current-context": "x", "contexts": []}), id="no such context"),
         pytest.param(
