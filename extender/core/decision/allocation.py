@@ -342,8 +342,8 @@ def _with_unseen(
                 expected_bytes=tenancy.expected(pod),
                 placed=guessed.get(key, ()),
             )
-            before, after = after, assume(after, (tenant,), closed) if count else after
-            guessed[key] = tuple(map(sub, after.used, before.used))
+            earlier, after = after, assume(after, (tenant,), closed) if count else after
+            guessed[key] = tuple(map(sub, after.used, earlier.used))
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):

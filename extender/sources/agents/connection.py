@@ -36,6 +36,9 @@ _MAX_UPDATES: Final = 16
 """Limits for chunks of data and updates from one connection between two batches. Reading pauses
 after them, so that more data waits mostly in the agent's memory."""
 
+_UPDATE_BYTES: Final = 4 << 10
+"""A larger update counts as several: the largest one takes tens of milliseconds."""
+
 _faults = ThrottledLogger(logging.getLogger(__name__))
 
 _BEARER: Final = b"bearer "
@@ -251,7 +254,7 @@ class AgentConnection(asyncio.Protocol):
                 update = decode_update(content)
             except ReportError as error:
                 raise RefusedError(AgentRefusal.BAD_REPORT, str(error)) from error
-            self._updates += 1
+            self._updates += 1 + size // _UPDATE_BYTES
             self._owner.receive(self, update)
         del buffer[:start]
 

@@ -46,11 +46,14 @@ SOURCE: Final = "agent"
 _MAX_DEVICES: Final = 256
 _MAX_ROWS: Final = 256
 _MAX_SHARES: Final = 8192
-"""Limit per node: 64 pods on each of 128 devices."""
+"""Limit per node for holders, and for shares of memory: 64 pods on each of 128 devices."""
 
 _MAX_VALUE: Final = 1e18
 """Larger values are missing. No signal has them in its unit, and sums of smaller values stay
 finite, so that no agent can turn a score into NaN."""
+
+_MAX_LINKS: Final = 64
+"""Limit for the NVLinks of a card; cards have 18 at most."""
 
 _MAX_INDEX: Final = 1 << 16
 _MAX_PID: Final = 1 << 31
@@ -183,6 +186,9 @@ class AgentState:
     def _apply_holders(self, infos: tuple[DeviceInfo, ...], holders: Holders) -> None:
         if len(holders.pods) != len(infos):
             raise _bad_report(f"holders of {len(holders.pods)} devices: must be of {len(infos)}")
+        count = sum(len(pods or ()) for pods in holders.pods)
+        if count > _MAX_SHARES:
+            raise _bad_report(f"{count} holders: must be at most {_MAX_SHARES}")
         if any(pods is None for pods in holders.pods):
             self.pods, self.uids = None, {}
             return
@@ -226,11 +232,11 @@ def _shares_of(
     """
     shares = update.shares
     if len(shares) > _MAX_SHARES or any(
-        not 0 <= index < len(infos) or count < 0 for index, _, count in shares
+        not (0 <= index < len(infos) and 0 <= count <= _MAX_VALUE) for index, _, count in shares
     ):
         raise _bad_report(
             f"{len(shares)} shares of memory: must be at most {_MAX_SHARES}, on devices of the "
-            "layout, and not negative"
+            f"layout, and from 0 to {_MAX_VALUE:g} bytes"
         )
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
 
@@ -283,7 +289,7 @@ def _place_of(part: LayoutDevice, alignment: Alignment | None) -> Place | None:
     return Place(
         uuid="" if part.gpu_instance_id else part.uuid,
         numa_node=part.numa_node,
-        nvlink_peers=part.nvlink_peers,
+        nvlink_peers=part.nvlink_peers[:_MAX_LINKS],
         alignment=alignment,
     )
 

@@ -13,7 +13,7 @@ from agent.report.contract import AGE, MEAN, XID_AGE, Holders, Layout, LayoutDev
 from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
 from extender.sources.agents.refusal import RefusedError
-from extender.sources.agents.states import _ROWS, AgentState, readings_of
+from extender.sources.agents.states import _MAX_SHARES, _ROWS, AgentState, readings_of
 from testkit.builders import request
 from testkit.world import World, one_node
 
@@ -126,6 +126,33 @@ def test_descriptions_and_names_of_pods_are_short_and_printable() -> None:
     for shown in (info.model, info.mig_profile, info.driver_version, *pods, *state.uids):
         assert shown.isprintable()
         assert len(shown) < 320
+
+
+def test_a_card_has_at_most_64_nvlinks() -> None:
+    state = AgentState("node")
+
+    state.apply(described(LayoutDevice(uuid="GPU-0", nvlink_peers=("GPU-1",) * 1000)), 100.0)
+
+    assert [info.place and info.place.nvlink_peers for info in state.infos] == [("GPU-1",) * 64]
+
+
+def test_too_many_holders_are_refused() -> None:
+    most = Holders(pods=((("ns", "pod", "uid"),) * _MAX_SHARES,))
+    AgentState("node").apply(described(LayoutDevice(uuid="GPU-0"), most), 100.0)
+
+    more = Holders(pods=((("ns", "pod", "uid"),) * (_MAX_SHARES + 1),))
+    with pytest.raises(RefusedError, match="8193 holders: must be at most 8192"):
+        AgentState("node").apply(described(LayoutDevice(uuid="GPU-0"), more), 100.0)
+
+
+@pytest.mark.parametrize("count", [-1, (1 << 64) - 1], ids=range(2))
+def test_a_share_of_impossible_size_is_refused(count: int) -> None:
+    lie = msgspec.structs.replace(
+        described(LayoutDevice(uuid="GPU-0")), shares=((0, "uid", count),)
+    )
+
+    with pytest.raises(RefusedError, match=r"1 shares of memory: .* from 0 to 1e\+18 bytes"):
+        AgentState("node").apply(lie, 100.0)
 
 
 def described(device: LayoutDevice, holders: Holders | None = None, driver: str = "") -> Update:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,7 @@ from agent.report.contract import (
 )
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
-from extender.sources.agents.connection import _MAX_UPDATES
+from extender.sources.agents.connection import _MAX_UPDATES, _UPDATE_BYTES
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.tokens import TokenReviewer
 from simulation.agents import run_agents
@@ -282,6 +284,22 @@ async def test_a_flooding_agent_is_read_no_faster_than_batches(tmp_path: Path) -
         assert writer.transport.get_write_buffer_size() > 1 << 20  # the data waits at the sender
 
 
+async def test_long_updates_are_read_no_faster_than_many_short_ones(tmp_path: Path) -> None:
+    async with report_server(tmp_path) as server:
+        _, writer = await connected(server)
+        layout = Layout(
+            driver_version="x" * (_MAX_UPDATES * _UPDATE_BYTES),
+            devices=(LayoutDevice(uuid="GPU-1"),),
+            rows=(Signal.POWER,),
+        )
+        writer.write(frame(update(layout=layout)) * 20)
+        begun = asyncio.get_running_loop().time()
+        await eventually(lambda: server.source.status().reports >= 5)
+
+        batches = (asyncio.get_running_loop().time() - begun) / source._BATCH_SECONDS + 2
+        assert server.source.status().reports <= batches
+
+
 async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
     async with report_server(tmp_path, max_connections=1) as server:
         await connected(server)
@@ -325,6 +343,29 @@ async def test_too_many_waiting_reviews_of_an_address_are_refused(
 
     assert caught.value.refusal is AgentRefusal.BUSY
     assert not reviews.requested
+
+
+class WeakToken(str):
+    """A token to which weak references are possible."""
+
+    __slots__ = ("__weakref__",)
+
+
+async def test_refused_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
+    async with reviewing(tmp_path) as (reviews, client):
+        tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
+        forged = WeakToken("x" * 1000)
+        reviews.answers[str(forged)] = {"authenticated": False}
+        kept = weakref.ref(forged)
+        with contextlib.suppress(RefusedError):
+            await tokens.review(forged)
+        del forged
+        gc.collect()
+
+        assert kept() is None
+        with pytest.raises(RefusedError, match="refuses the token"):
+            await tokens.review("x" * 1000)
+        assert len(reviews.requested) == 1
 
 
 async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> None:
