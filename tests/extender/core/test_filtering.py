@@ -229,9 +229,14 @@ LEAVES: dict[str, Any] = {"leaving": (0,)}
             id="and-a-small-one-small",
         ),
         pytest.param(
-            shared(gpu(memory_used=0.9, used=1), busy(used=1), leaving=(1,)),
+            shared(gpu(memory_used=0.9, used=1), busy(used=1), replicas=1, leaving=(1,)),
             Code.PASSES,
             id="on-the-device-that-they-leave",
+        ),
+        pytest.param(
+            shared(gpu(memory_used=0.9, used=1), busy(used=1), leaving=(1,)),
+            Code.NOT_IDLE,
+            id="but-not-while-it-could-get-a-share-of-the-other",
         ),
         pytest.param(
             node(gpu(), gpu(used=1), leaving=(1,)),

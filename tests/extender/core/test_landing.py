@@ -165,7 +165,7 @@ def test_replicas_allocated_together_are_those_allocated_one_by_one(
 
 @pytest.mark.timeout(60)  # one by one they would take minutes
 @pytest.mark.parametrize("is_packed", [False, True], ids=["distributed", "packed"])
-def test_a_node_that_offers_millions_of_replicas_delays_nobody(is_packed: bool) -> None:
+def test_a_node_that_offers_millions_of_replicas_delays_no_other(is_packed: bool) -> None:
     row = used(*[0] * 256, replicas=1_000_000, is_packed=is_packed).row(0)
 
     after = assume(row, (Tenant(uid="a", count=100_000_000),))

@@ -92,7 +92,7 @@ async def test_a_group_that_can_never_fit_is_refused_with_its_reason(client: Cli
     found = await call(client, "filter", member("p-0", 9))
 
     reason = "node(s) could not hold the pod's whole group, even without other pods"
-    assert found["FailedAndUnresolvableNodes"] == dict.fromkeys(NODES, reason)
+    assert found["FailedAndUnresolvableNodes"] == dict.fromkeys(NODES, f"{reason} (idlegpu)")
     answer = await get(client, "/v1/explain", pod="team/p-0")
     assert answer["decision"]["group"]["too_few"] == 8
     assert {node["rejection"] for node in answer["nodes"]} == {reason}

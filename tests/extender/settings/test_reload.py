@@ -39,7 +39,6 @@ def path(tmp_path: Path) -> Path:
 def _short_settle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait only briefly for the file to settle; test_settings_file tests that."""
     monkeypatch.setattr(reload, "_SETTLE_SECONDS", 0.02)
-    monkeypatch.setattr(reload, "_STEP_MILLISECONDS", 20)
 
 
 # --- bad files ------------------------------------------------------------------------------------

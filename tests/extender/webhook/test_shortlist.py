@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision
-from extender.core.decision.filtering import Code
+from extender.core.decision.filtering import SIGNATURE, Code
 from extender.core.decision.scoring import UNITS
 from extender.webhook import wire
 
@@ -53,8 +53,8 @@ def test_reasons_are_given_if_the_shortlist_omits_no_node(shortlist: int) -> Non
     answer = answered(VERDICTS, [0.1, 0.9, 0.3, 0.8], shortlist)
 
     assert answer["NodeNames"] == ["n0", "n2"]
-    assert answer["FailedNodes"] == {"n3": Code.NO_MEMORY.text}
-    assert answer["FailedAndUnresolvableNodes"] == {"n1": Code.UNHEALTHY.text}
+    assert answer["FailedNodes"] == {"n3": f"{Code.NO_MEMORY.text}{SIGNATURE}"}
+    assert answer["FailedAndUnresolvableNodes"] == {"n1": f"{Code.UNHEALTHY.text}{SIGNATURE}"}
 
 
 def test_all_reasons_are_given_if_no_node_passes() -> None:

@@ -180,5 +180,5 @@ def test_a_hostile_name_is_returned_with_its_reason(name: str) -> None:
 
     answer = answered(wire.decode_request(body(about.names), ROLL), about, 0)
 
-    assert answer["FailedNodes"] == {name: Code.NO_MEMORY.text}
+    assert answer["FailedNodes"] == {name: f"{Code.NO_MEMORY.text}{SIGNATURE}"}
     assert answer["NodeNames"] == FLEET

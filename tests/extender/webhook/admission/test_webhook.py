@@ -306,12 +306,11 @@ async def test_the_log_stays_short_for_any_input(
     assert caplog.messages == ["unreadable admission review", "fault"]
 
 
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_settings_enable_the_webhook_and_its_proposals(is_enabled: bool) -> None:
-    def built(listen: str) -> AdmissionWebhook | None:
+def test_settings_enable_the_webhook_and_its_proposals() -> None:
+    def built(settings: Admission) -> AdmissionWebhook | None:
         return build_webhook(
             cast("KubeClient", None),
-            Admission(listen=listen, proposals=is_enabled),
+            settings,
             own_namespace="gpu",
             resources=ResourceNames,
             policy=Policy,
@@ -320,9 +319,11 @@ def test_settings_enable_the_webhook_and_its_proposals(is_enabled: bool) -> None
         )
 
     proposals = Proposals(lambda _: None, lambda: 0)
-    webhook = built("0.0.0.0:8890")
+    plain = built(Admission(listen="[::]:8890"))
+    proposing = built(Admission(listen="[::]:8890", proposals=True, lease_namespace="other"))
 
-    assert built("") is None
-    assert webhook is not None
-    assert webhook._lease._name == "gpu/idlegpu-scheduler"
-    assert webhook._proposals is (proposals if is_enabled else None)
+    assert built(Admission()) is None
+    assert plain is not None
+    assert proposing is not None
+    assert (plain._lease._name, plain._proposals) == ("gpu/idlegpu-scheduler", None)
+    assert (proposing._lease._name, proposing._proposals) == ("other/idlegpu-scheduler", proposals)
