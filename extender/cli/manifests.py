@@ -11,6 +11,7 @@ from typing import Any, Final
 from extender.answers.holding import Size
 from extender.cli.transports import ClientError, Failure, cause_of
 from extender.core.policy import Policy
+from extender.core.quantity import parse_quantity
 from extender.core.request.annotations import Annotation, read_annotations
 from extender.core.sizing import Measured, Proposal, propose, texts_in
 from extender.core.untyped import mapping_of, objects_of
@@ -273,13 +274,18 @@ class GpuJob:
         """Check the values.
 
         Raises:
-            ClientError: the command, a variable's name, the number of GPUs or an annotation is
-                invalid.
+            ClientError: the command, a quantity, a variable's name, the number of GPUs or an
+                annotation is invalid.
         """
         if isinstance(self.command, str):
             _refuse(
                 f"command {self.command!r}: must be a list of words, such as ['python', 'a.py']"
             )
+        for option in ("cpu", "ram", "shm"):
+            try:
+                parse_quantity(getattr(self, option) or "1")
+            except ValueError as error:
+                _refuse(f"{option}: {error}")
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
                 _refuse(f"env {name!r}: must be a variable's name, such as EPOCHS")
