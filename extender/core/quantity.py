@@ -28,7 +28,6 @@ _ALLOWED: Final = (
 )
 
 _SUFFIXES: Final = {
-    "": Fraction(1),
     **{
         suffix: Fraction(1024) ** power
         for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)

@@ -3,8 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from extender.core.nodes import assumed_pods
 from extender.core.nodes.assumed_pods import Assumption, Ledger
+from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Tenant
 from testkit.builders import GPU
 
@@ -41,6 +44,31 @@ def test_pods_count_on_their_nodes() -> None:
 
 def test_a_later_answer_replaces_the_earlier_one() -> None:
     assert counted(ledger(assumption("a", "old"), assumption("a", "new"))) == {"new": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("last_refusal", "before", "after", "is_ended"),
+    [
+        pytest.param(None, None, "full", True, id="first"),
+        pytest.param(None, "", "full", True, id="first-after-waiting"),
+        pytest.param(None, "full", "full", False, id="unknown-whether-new"),
+        pytest.param("full", "full", "full", False, id="the-old-one"),
+        pytest.param("full", "full", "busy", True, id="another"),
+        pytest.param("full", "full", "", False, id="none"),
+    ],
+)
+def test_only_a_new_refusal_ends_an_assumption(
+    last_refusal: str | None, before: str | None, after: str, *, is_ended: bool
+) -> None:
+    def record(message: str) -> PodRecord:
+        return PodRecord(
+            uid="a", namespace="ns", name="a", message=message, is_unscheduled=bool(message)
+        )
+
+    former = None if before is None else record(before)
+    assumed = assumption(last_refusal=last_refusal)
+
+    assert assumed.is_ended_by(former, record(after)) is is_ended
 
 
 def test_no_answer_brings_a_pod_back_that_is_gone() -> None:

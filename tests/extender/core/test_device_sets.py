@@ -71,6 +71,7 @@ def test_an_nvswitch_joins_all_gpus_on_it() -> None:
     places = [Place(uuid=str(at), nvlink_peers=(_SWITCH,)) for at in range(8)]
 
     assert device_sets(places).joined == (255, 0, 0, 0, 0, 0, 0, 0)
+    assert device_sets([Place(uuid="alone"), *places[1:]]).joined[:2] == (254, 0)
 
 
 def test_a_link_that_one_end_alone_reports_counts() -> None:

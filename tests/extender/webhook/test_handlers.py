@@ -84,8 +84,12 @@ async def test_everything_passes_until_the_inventory_is_complete(
 
     answer = await call(client, "filter", names_request("dead", "idle-a"))
 
+    preempted = await call(client, "preempt", {"Pod": pod(), **meta("dead")})
+
     assert answer["NodeNames"] == ["dead", "idle-a"]
-    assert world.count("idlegpu_requests_total", verb="filter", outcome="not-ready") == 1
+    assert list(preempted["NodeNameToMetaVictims"]) == ["dead"]
+    for verb in ("filter", "preempt"):
+        assert world.count("idlegpu_requests_total", verb=verb, outcome="not-ready") == 1
 
 
 async def test_a_pod_that_requires_idle_nodes_waits_for_the_inventory(
@@ -279,6 +283,9 @@ def test_series_exist_before_the_first_request(world: World) -> None:
     for verb in VERBS:
         labels = {"verb": verb}
         assert world.metrics.registry.get_sample_value("idlegpu_candidates_count", labels) == 0
+    unknown = {"annotation": "unknown"}
+    name = "idlegpu_annotation_problems_total"
+    assert world.metrics.registry.get_sample_value(name, unknown) == 0
 
 
 async def test_every_decision_is_one_line(client: Client, caplog: pytest.LogCaptureFixture) -> None:
