@@ -124,7 +124,7 @@ class ReportLink:
         finally:
             writer.transport.abort()
             farewell_task.cancel()
-            await asyncio.wait([farewell_task])  # unlike the task itself, it hides no cancellation
+            await asyncio.wait([farewell_task])  # awaiting the task would hide our own cancellation
             _ = farewell_task.cancelled() or farewell_task.exception()  # asyncio logs unread ones
 
     async def _open(self, token: Token) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

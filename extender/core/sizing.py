@@ -267,7 +267,7 @@ def propose(
 
 
 def _stated_gpus(text: str, described: str) -> tuple[int | None, int | None, str]:
-    """Return the GPUs that a task states, the number that hold its model once, and where.
+    """Return the GPUs that a task states, how many of them hold one copy, and the reason.
 
     (None, None, "") if it states none.
 

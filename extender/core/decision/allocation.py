@@ -13,7 +13,9 @@ from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
 from extender.core.policy import Assumed, SharedPolicy
 
 Guesses = dict[tuple[tuple[int, ...], str, bool], tuple[int, ...]]
-"""As `DeviceTenancy.guessed`."""
+"""Replicas of each slot that a pod is assumed to hold, for pods that no source shows on a device.
+
+The key: the node's slots, the pod's UID, and whether only ended init containers requested them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class DeviceTenancy:
         works_since: returns the latest start of a pod's GPU containers on the same clock.
         expected: returns the measured memory use of similar pods per device in bytes, None without
             such a pod.
-        guessed: slots of pods that no source shows, one for each share, by all slots and UID.
-            `allocate` adds those that are missing. If None, nothing is remembered.
+        guessed: devices that pods are assumed to hold; `allocate` adds what is missing. If None,
+            nothing is remembered.
     """
 
     is_mapped: bool

@@ -297,9 +297,9 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
 def _allocated(
     used: Sequence[int], open_slots: Sequence[int], row: PoolRow, tenant: Tenant
 ) -> list[tuple[int, int]]:
-    """Return the slots whose devices a tenant gets, with the replicas that it gets of each.
+    """Return the slots whose devices a tenant gets, and its number of replicas of each.
 
-    Not replica by replica: a node may offer millions of them.
+    All replicas of a level are allocated together, because a node may offer millions of them.
     """
     count = min(tenant.count, row.replicas * len(open_slots))
     after = {slot: used[slot] for slot in open_slots}
