@@ -190,7 +190,7 @@ async def test_a_viewer_that_does_not_read_is_disconnected_and_buffers_little(
 ) -> None:
     monkeypatch.setattr(stream_module, "_WRITE_SECONDS", 0.5)
     world = World()
-    world.add({f"{'long-name-' * 2_000}{at:03}": [IDLE] for at in range(400)}, readings=1)
+    world.add({f"{'x' * 240}{at:05}": [IDLE] for at in range(12_000)}, readings=1)
     async with serving(world) as server:
         # A small window fills up quickly.
         connection = socket.socket()
