@@ -35,6 +35,14 @@ async def drawn(page: Page) -> None:
     )
 
 
+async def map_corner(page: Page) -> tuple[float, float]:
+    """Return the top left corner of the map, once the bar above it is complete."""
+    await expect(page.locator("#overview button")).to_have_count(2)
+    box = await page.locator("#map").bounding_box()
+    assert box is not None
+    return box["x"], box["y"]
+
+
 async def counts(page: Page) -> dict[str, str]:
     chips = page.locator("#chips .chip")
     return {

@@ -6,7 +6,7 @@ from playwright.async_api import Browser, expect
 
 from extender.core.devices.readings import DeviceKey, ForeignProcess
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.page.acting import counts, live
+from testkit.page.acting import counts, live, map_corner
 from testkit.page.serving import Server, looking, serving
 from testkit.page.small_world import CARDS, wait_for_gpus
 from testkit.world import World
@@ -87,17 +87,16 @@ async def test_the_tooltip_says_why_and_which_pods_hold_the_gpu(browser: Browser
     world.report(cards)
     async with serving(world) as server, looking(browser, server, "?zoom=40") as (page, _):
         await live(page)
-        box = await page.locator("#map").bounding_box()
-        assert box is not None
+        left, top = await map_corner(page)
 
-        await page.mouse.move(box["x"] + 30, box["y"] + 70)
+        await page.mouse.move(left + 30, top + 70)
 
         tip = page.locator("#tip")
         await expect(tip.locator(".tip-why")).to_have_text(
             "cannot work: XID 79: fallen off the bus"
         )
 
-        await page.mouse.move(box["x"] + 75, box["y"] + 70)
+        await page.mouse.move(left + 75, top + 70)
 
         await expect(tip).to_contain_text("excluded")
         await expect(tip).to_contain_text("excluded with its node: GPU 0 has XID 79")
@@ -123,10 +122,9 @@ async def test_a_foreign_gpu_names_the_processes_that_use_it(browser: Browser) -
     )
     async with serving(world) as server, looking(browser, server, "?zoom=40") as (page, _):
         await live(page)
-        box = await page.locator("#map").bounding_box()
-        assert box is not None
+        left, top = await map_corner(page)
 
-        await page.mouse.move(box["x"] + 30, box["y"] + 70)
+        await page.mouse.move(left + 30, top + 70)
 
         tip = page.locator("#tip")
         await expect(tip).to_contain_text("foreign")
@@ -134,7 +132,7 @@ async def test_a_foreign_gpu_names_the_processes_that_use_it(browser: Browser) -
         await expect(tip.locator("li")).to_have_count(3)
         await expect(tip).to_contain_text("and 1 process more")
 
-        await page.mouse.click(box["x"] + 30, box["y"] + 70)
+        await page.mouse.click(left + 30, top + 70)
 
         detail = page.locator("#detail")
         await expect(detail.locator("dd li").first).to_contain_text(words)

@@ -4,7 +4,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from testkit.mig import PROFILES, mig_world
-from testkit.page.acting import counts, drawn, live
+from testkit.page.acting import counts, drawn, live, map_corner
 from testkit.page.serving import looking, serving
 
 pytestmark = pytest.mark.page
@@ -26,12 +26,11 @@ async def tip_at(page: Page, x: float, y: float) -> str:
 
 async def card_of(page: Page) -> tuple[float, float]:
     """Return the top left corner of the card: keyboard selection frames its first instance."""
-    box = await page.locator("#map").bounding_box()
-    assert box is not None
+    left, top = await map_corner(page)
     for y in range(10, 160, 10):
         for x in range(0, 60, 2):
-            if await tip_at(page, box["x"] + x, box["y"] + y):
-                return box["x"] + x, box["y"] + y
+            if await tip_at(page, left + x, top + y):
+                return left + x, top + y
     raise AssertionError("no card is on the map")
 
 
@@ -76,8 +75,7 @@ async def test_each_mig_instance_is_drawn_in_its_state(browser: Browser) -> None
     ):
         await live(page)
         assert (await counts(page))["foreign"] == "2"
-        box = await page.locator("#map").bounding_box()
-        assert box is not None
+        corner = await map_corner(page)
         left, y = await card_of(page)
         await page.mouse.move(0, 0)
         await drawn(page)
@@ -93,7 +91,7 @@ async def test_each_mig_instance_is_drawn_in_its_state(browser: Browser) -> None
                     .slice(edges[part] * side / 7, end * side / 7 - 2)
                     .some((count) => count > 0));
             }""",
-            [left - box["x"], y - box["y"], CELL, SLICES, FOREIGN_COLOR],
+            [left - corner[0], y - corner[1], CELL, SLICES, FOREIGN_COLOR],
         )
 
         assert has_diamond == [True, False, False, True]
