@@ -18,7 +18,7 @@ PACE_SECONDS = 0.02
 
 @asynccontextmanager
 async def alternating(
-    urls: Sequence[str], port: int, certificates: Path | None = None
+    urls: Sequence[str], port: int, certificates: Path | None, may_pass: asyncio.Event
 ) -> AsyncIterator[str]:
     """Run the proxy on a port and yield its URL; each request takes as long as in a large cluster.
 
@@ -28,6 +28,7 @@ async def alternating(
         certificates: folder with the certificates of extender and kube-scheduler, None for plain
             HTTP. The proxy acts as the extender to its client, and as kube-scheduler to the
             extenders.
+        may_pass: requests wait for it.
     """
     serving = asking = None
     if certificates is not None:
@@ -43,6 +44,7 @@ async def alternating(
             uid = orjson.loads(body)["Pod"]["metadata"]["uid"]
             if uid not in went:
                 went[uid] = urls[next(numbers) % len(urls)]
+            await may_pass.wait()
             await asyncio.sleep(PACE_SECONDS)
             url = f"{went[uid]}{request.path}"
             async with session.post(url, data=body, ssl=asking or True) as answer:

@@ -1,5 +1,6 @@
 """Pods that a real kube-scheduler binds without a call, and replicas that exchange requests."""
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -7,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
+import aiohttp
 import orjson
 import pytest
 
@@ -153,7 +155,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
 ) -> None:
     world.add("any", 4)
     await watched.restart()
-    await world.start(extender={"httpTimeout": "2s", "ignorable": True})
+    await world.start(extender={"ignorable": True})
     extender = world.services.extender.process
 
     # It keeps the connection: over TLS a request on a new connection would not get here.
@@ -215,17 +217,28 @@ async def test_with_the_shipped_configuration_a_burst_counts_nothing(
 
 
 @asynccontextmanager
-async def two_replicas(world: World, *, are_peers: bool = True) -> AsyncIterator[list[Watched]]:
-    """Run two extenders, and a kube-scheduler that calls the second for every other pod."""
+async def two_replicas(
+    world: World, may_pass: asyncio.Event | None = None
+) -> AsyncIterator[list[Watched]]:
+    """Run two extenders, and a kube-scheduler that calls the second for every other pod.
+
+    Args:
+        world: the cluster.
+        may_pass: kube-scheduler's requests wait for it, if given.
+    """
+    if may_pass is None:
+        may_pass = asyncio.Event()
+        may_pass.set()
     services = world.services
     other = services.replica("e2e-second-extender")
     servers = [services.extender, other]
     addresses = [urlsplit(server.webhooks).netloc for server in servers]
-    settings = {"peers": {"addresses": addresses}} if are_peers else {}
+    settings = {"peers": {"addresses": addresses}}
     watched = [Watched(server) for server in servers]
     port = free_port()
     certificates = services.setup.certificates
-    async with alternating([server.webhooks for server in servers], port, certificates) as url:
+    urls = [server.webhooks for server in servers]
+    async with alternating(urls, port, certificates, may_pass) as url:
         try:
             for each in watched:
                 await each.restart()
@@ -249,8 +262,6 @@ async def have_exchanged_messages(servers: list[ExtenderServer]) -> bool:
     """Return whether each replica has received a message of the other."""
     answering = []
     for server in servers:
-        if not server.settings.get("peers"):
-            return True
         async with (
             server.session() as session,
             session.get("/metrics") as answer,
@@ -274,20 +285,19 @@ async def test_alternating_replicas_report_no_bypassed_pod(world: World) -> None
 async def test_burst_is_spread_over_nodes_by_two_alternating_replicas(world: World) -> None:
     nodes = [world.add_shared(f"equal-{number}", cards=1, replicas=8) for number in range(4)]
     pods = [pod(f"unseen-{number}") for number in range(6)]
-    async with two_replicas(world) as watched:
+    may_pass = asyncio.Event()
+    async with two_replicas(world, may_pass) as watched:
         world.fleet.freeze()
-        scheduler, apiserver = world.services.scheduler, world.services.plane.apiserver
-        # When kube-scheduler continues, it finds the pods in its watch and assumes them while the
-        # API server hangs: a replica knows the other's requests only from its messages.
-        scheduler.pause()
+        apiserver = world.services.plane.apiserver
+        # While the first request waits, kube-scheduler queues the other pods. It assumes all pods
+        # while the API server hangs: a replica knows the other's requests only from its messages.
+        await world.client.create_all(pods)
+        await wait_for(lambda: are_queued(world, len(pods) - 1), "the other pods are queued")
+        apiserver.pause()
         try:
-            await world.client.create_all(pods)
-            await wait_for(lambda: all_seen(world, pods), "kube-scheduler's watch has all pods")
-            apiserver.pause()
-            scheduler.resume()
+            may_pass.set()
             await wait_for(lambda: all_decided(watched, len(pods)), "all pods are decided")
         finally:
-            scheduler.resume()
             apiserver.resume()
         placed = spread(await world.bound(pods))
 
@@ -295,11 +305,13 @@ async def test_burst_is_spread_over_nodes_by_two_alternating_replicas(world: Wor
     assert max(placed.values()) <= 2
 
 
-async def all_seen(world: World, pods: list[Object]) -> bool:
-    """Return whether the fleet's own watch has shown all of these pods."""
-    listed = await world.client.list_pods()
-    names = {item["metadata"]["name"] for item in listed}
-    return {item["metadata"]["name"] for item in pods} <= names
+async def are_queued(world: World, count: int) -> bool:
+    """Return whether so many pods are in kube-scheduler's queue of pods to try next."""
+    url = world.services.scheduler.ready_url.replace("/readyz", "/metrics")
+    async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as answer:
+        text = await answer.text()
+    active = re.search(r'^scheduler_pending_pods\{queue="active"\} (.+)$', text, re.MULTILINE)
+    return active is not None and float(active[1]) >= count
 
 
 async def all_decided(watched: list[Watched], count: int) -> bool:
