@@ -74,15 +74,11 @@ async def kubelets(
 
 @pytest_asyncio.fixture
 async def start_prometheus(tmp_path: Path) -> AsyncIterator[StartPrometheus]:
-    """Yield a function that starts a Prometheus: arguments are the exporter's URL, its nodes, and
-    the interval in seconds.
-    """
+    """Yield a function that starts a Prometheus: arguments are the exporter's URL and its nodes."""
     async with AsyncExitStack() as stack:
 
-        async def start(
-            exporter_url: str, nodes: list[str], interval_seconds: float = 1.0
-        ) -> PrometheusServer:
-            prometheus = PrometheusServer(tmp_path, exporter_url, interval_seconds=interval_seconds)
+        async def start(exporter_url: str, nodes: list[str]) -> PrometheusServer:
+            prometheus = PrometheusServer(tmp_path, exporter_url)
             prometheus.set_targets(nodes)
             stack.push_async_callback(prometheus.process.stop)
             await prometheus.process.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from testkit.controlplane.client import ApiClient
-from testkit.controlplane.objects import Object, node, pod, priority_class
+from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.plane import ControlPlane
 from testkit.controlplane.scheduler import extender, kube_scheduler, scheduler_config
 from testkit.controlplane.stub import StubExtender
@@ -44,12 +44,13 @@ async def record(plane: ControlPlane, *, node_cache_capable: bool) -> dict[str, 
         config = scheduler_config([extender(stub.url, node_cache_capable=node_cache_capable)])
         scheduler = kube_scheduler(plane, config, name="recorded-scheduler")
         try:
-            await scheduler.start()
+            # A node that is created later might be unknown when the pod is placed.
             await client.create_all(
                 node(name, GPUS_PER_NODE, labels=GFD_LABELS, address=f"10.0.0.{index}")
                 for index, name in enumerate(NODES, start=1)
             )
-            await client.create(priority_class("urgent", 1000))
+            await scheduler.start()
+            await client.create_priority_class("urgent", 1000)
             await _place_one(client)
             placed = {verb: stub.bodies[verb][-1] for verb in ("filter", "prioritize")}
             await _preempt_one(client)

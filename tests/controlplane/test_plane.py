@@ -32,17 +32,21 @@ async def test_the_real_scheduler_binds_a_stock_pod(
     await cluster.create(stock)
 
     assert await cluster.wait_bound(stock) == "free"
-    assert "assigned default/stock to free" in await control_plane.kubectl(
-        "describe", "pod", "stock"
-    )
+
+    async def is_shown() -> bool:
+        shown = await control_plane.kubectl("describe", "pod", "stock")
+        return "assigned default/stock to free" in shown
+
+    await wait_for(is_shown, "kubectl describe has kube-scheduler's event of the binding")
 
 
 async def test_kube_scheduler_calls_the_extender_and_takes_its_first_choice(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     async with StubExtender(best="b") as stub:
-        await start_scheduler(scheduler_config([extender(stub.url)]))
+        # A node that is created later might be unknown when the pod is placed.
         await cluster.create_all([node(name) for name in "abc"])
+        await start_scheduler(scheduler_config([extender(stub.url)]))
         stock = pod("stock", 1)
         await cluster.create(stock)
 
@@ -56,8 +60,8 @@ async def test_kube_scheduler_calls_the_extender_and_takes_its_first_choice(
 async def test_a_pod_that_fits_nowhere_says_why(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
-    await start_scheduler(scheduler_config())
     await cluster.create(node("small", 1))
+    await start_scheduler(scheduler_config())
     large = pod("large", 2)
     await cluster.create(large)
 
@@ -68,8 +72,8 @@ async def test_request_for_a_retried_pod_has_its_last_refusal(
     cluster: ApiClient, start_scheduler: StartScheduler
 ) -> None:
     async with StubExtender() as stub:
-        await start_scheduler(scheduler_config([extender(stub.url)]))
         await cluster.create(node("small", 1))
+        await start_scheduler(scheduler_config([extender(stub.url)]))
         large = pod("large", 2)
         await cluster.create(large)
         message = await cluster.wait_unschedulable(large)
@@ -177,7 +181,7 @@ async def test_prometheus_scrapes_one_exporter_as_if_it_were_one_on_each_node(
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
-        prometheus = await start_prometheus(f"http://{host}:{port}/metrics", ["a", "b"], 0.2)
+        prometheus = await start_prometheus(f"http://{host}:{port}/metrics", ["a", "b"])
         found = await wait_for(partial(both_hosts, prometheus.url), "both nodes have samples")
     finally:
         await runner.cleanup()

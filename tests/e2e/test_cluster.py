@@ -12,6 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from testkit.controlplane.waiting import wait_for
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
@@ -80,12 +82,15 @@ async def test_its_commands_work_as_printed_and_ctrl_c_leaves_nothing_behind() -
         async with aiohttp.ClientSession() as session, session.get(link) as response:
             assert "<title>idlegpu" in await response.text()
         folder = commands[0].partition("=")[2].rpartition("/")[0]
-        wait = "kubectl wait --for=condition=PodScheduled --timeout=30s pod/example"
-        shell = await asyncio.create_subprocess_shell(
-            " && ".join([*commands, wait, "kubectl describe pod example"]), stdout=PIPE
-        )
-        output, _ = await shell.communicate()
-        assert "assigned default/example to gpu-h200-01" in output.decode()
+
+        async def is_assigned() -> bool:
+            shell = await asyncio.create_subprocess_shell(
+                " && ".join([*commands, "kubectl describe pod example"]), stdout=PIPE
+            )
+            output, _ = await shell.communicate()
+            return b"assigned default/example to gpu-h200-01" in output
+
+        await wait_for(is_assigned, "kubectl describe has kube-scheduler's event of the binding")
         assert processes_that_know(folder)
 
         process.send_signal(signal.SIGINT)
