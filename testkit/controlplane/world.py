@@ -257,11 +257,14 @@ class World:
         )
 
     async def gone(self, item: Object) -> None:
-        """Wait until a pod is gone."""
+        """Wait until a pod is gone from the API server and from the GPUs of the fleet."""
         name = item["metadata"]["name"]
 
         async def is_gone() -> bool:
-            return name not in {each["metadata"]["name"] for each in await self.client.list_pods()}
+            if name in {each["metadata"]["name"] for each in await self.client.list_pods()}:
+                return False
+            # The fleet receives it by its own watch.
+            return name not in {placed.pod.name for placed, *_ in self.fleet.placements.values()}
 
         await wait_for(is_gone, f"pod {name} is gone")
 

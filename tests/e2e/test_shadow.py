@@ -24,12 +24,6 @@ async def alone(world: World) -> None:
     await world.services.ensure_scheduler(config)
 
 
-async def removed(world: World, *items: Object) -> None:
-    for item in items:
-        await world.client.delete(item)
-    await world.settled()
-
-
 async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path: Path) -> None:
     # The nodes that the extender prefers are full except for their GPUs, so kube-scheduler likes
     # them least.
@@ -48,7 +42,8 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
     await alone(world)
     bypassed = pod("bypassed")
     assert await world.place(bypassed) == busy
-    await removed(world, active, bypassed)
+    for item in (active, bypassed):
+        await world.end(item)
     await world.start({**SHADOW, "decision_log": {"path": str(log)}}, kubelets=False)
     shadow = pod("shadow")
     assert await world.place(shadow) == busy
