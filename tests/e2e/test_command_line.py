@@ -167,6 +167,7 @@ async def test_pending_reports_refusals_by_kube_schedulers_own_filters(
     tainted = world.add("tainted", 2)
     await world.start()
     await world.services.plane.kubectl("taint", "node", tainted, "team=red:NoSchedule")
+    await world.scheduler_synced(tainted)
     elsewhere = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
     required = {
         "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}

@@ -47,7 +47,8 @@ async def stays_waiting(world: World, patient: Object) -> None:
 def lines(server: ExtenderServer, start: int, event: str) -> list[Object]:
     """Return the log lines of an event that an extender wrote after an offset."""
     text = server.process.log.read_bytes()[start:].decode()
-    logged = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    *whole, _ = text.split("\n")  # the last line may not be complete yet
+    logged = [json.loads(line) for line in whole if line.startswith("{")]
     return [line for line in logged if line["event"] == event]
 
 
@@ -68,8 +69,10 @@ async def holds_lease(world: World, server: ExtenderServer) -> None:
     """Wait until an extender holds the lease for waking."""
 
     async def is_holder() -> bool:
-        lease = await world.client.request("GET", LEASE)
         taken = {line["identity"] for line in lines(server, 0, "took the lease")}
+        if not taken:  # the lease may not exist yet
+            return False
+        lease = await world.client.request("GET", LEASE)
         return lease["spec"].get("holderIdentity") in taken
 
     await wait_for(is_holder, "the extender holds the lease")
