@@ -36,13 +36,14 @@ SCHEDULER: Final = "idlegpu-scheduler"
 DEFAULT: Final = "default-scheduler"
 WEBHOOK: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 LEASES: Final = f"/apis/coordination.k8s.io/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
-LEASE_SECONDS: Final = 3
+LEASE_SECONDS: Final = 15
+"""kube-scheduler's default. The extender reads the Lease every two seconds."""
 MERGE: Final = "application/merge-patch+json"
 
 
 @dataclass
 class SecondScheduler:
-    """Stand-in for the second scheduler that renews its Lease until it is stopped."""
+    """Stand-in for the second scheduler that renews its Lease while it is alive."""
 
     admin: ApiClient
     is_alive: bool = True
@@ -66,17 +67,23 @@ class SecondScheduler:
                 renewing.cancel()
         await self.admin.request("DELETE", f"{LEASES}/{SCHEDULER}")
 
+    async def die(self) -> None:
+        """Renew the Lease no more; the last renewal is short, so that it soon expires."""
+        self.is_alive = False
+        await self._write(1)
+
     async def _renew(self) -> None:
         while True:
             if self.is_alive:
-                now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                await self.admin.request(
-                    "PATCH",
-                    f"{LEASES}/{SCHEDULER}",
-                    {"spec": {"renewTime": now}},
-                    content_type=MERGE,
-                )
+                await self._write(LEASE_SECONDS)
             await asyncio.sleep(0.3)
+
+    async def _write(self, seconds: int) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = {"renewTime": now, "leaseDurationSeconds": seconds}
+        await self.admin.request(
+            "PATCH", f"{LEASES}/{SCHEDULER}", {"spec": spec}, content_type=MERGE
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +249,7 @@ async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_annot
 async def test_pods_keep_their_scheduler_while_a_part_fails(
     admitting: Admitting,
 ) -> None:
-    admitting.scheduler.is_alive = False
+    await admitting.scheduler.die()
     await admitting.until(DEFAULT)
     await admitting.admin.create(gpu_pod("while-stale"))
     stale = await admitting.admin.get(gpu_pod("while-stale"))
