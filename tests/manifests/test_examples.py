@@ -113,7 +113,7 @@ def add_fleet(world: World) -> None:
 
 
 async def mark_nodes(world: World, prefix: str) -> None:
-    """Label and taint nodes as clouds and administrators do."""
+    """Label and taint nodes as clouds and administrators do; wait until kube-scheduler knows."""
     product = "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"
     single = node(f"{prefix}single", 7, labels={"nvidia.com/gpu.product": product})
     await world.client.create(single)
@@ -122,6 +122,7 @@ async def mark_nodes(world: World, prefix: str) -> None:
         if name in TAINTS:
             change["spec"] = {"taints": [TAINTS[name]]}
         await world.client.patch({"kind": "Node", "metadata": {"name": f"{prefix}{name}"}}, change)
+    await world.scheduler_synced(f"{prefix}single")
 
 
 async def placements(world: World, prefix: str) -> dict[str, set[str]]:

@@ -26,6 +26,7 @@ from testkit.controlplane.shipped import (
 )
 from testkit.controlplane.stub import StubExtender
 from testkit.controlplane.tools import binary
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -210,9 +211,17 @@ async def test_second_scheduler_places_pods_with_its_rights(
     installation: Installation, second_scheduler: StubExtender
 ) -> None:
     own = {"idlegpu.io/scheduler": SECOND}
-    nodes = [node(f"second-{name}", labels=own, taints=[OURS]) for name in "ab"]
-    await installation.admin.create_all([*nodes, node("others-a"), node("others-b")])
+    for item in (
+        *(node(f"others-{name}") for name in "ab"),
+        *(node(f"second-{name}", labels=own, taints=[OURS]) for name in "ab"),
+    ):
+        await installation.admin.create(item)
     toleration = {**OURS, "operator": "Equal"}
+    # Once it places a pod on the last node, it knows all of them.
+    last = {"kubernetes.io/hostname": "second-b"}
+    probe = pod("p", 0, schedulerName=SECOND, tolerations=[toleration], nodeSelector=last)
+    await installation.admin.create(probe)
+    await installation.admin.wait_bound(probe)
     mine = pod("mine", schedulerName=SECOND, tolerations=[toleration])
     intolerant = pod("intolerant", schedulerName=SECOND)
     elsewhere = pod("elsewhere")
@@ -230,7 +239,9 @@ async def test_second_scheduler_places_pods_with_its_rights(
     assert "elsewhere" not in requested
     held = await installation.admin.request("GET", LEASE)
     assert held["spec"]["holderIdentity"]
-    assert [event["reason"] for event in await installation.admin.events(mine)] == ["Scheduled"]
+    # It writes the event some time after the binding.
+    events = await wait_for(lambda: installation.admin.events(mine), "the pod has an event")
+    assert [event["reason"] for event in events] == ["Scheduled"]
 
 
 async def test_the_division_by_taint_keeps_other_schedulers_away(
