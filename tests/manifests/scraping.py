@@ -15,7 +15,8 @@ from testkit.controlplane.objects import Object
 from testkit.controlplane.process import ServerProcess, free_port
 from testkit.controlplane.tools import binary
 
-SCRAPE_SECONDS: Final = 0.25
+SCRAPE_SECONDS: Final = 1.0
+"""Interval and timeout of scrapes; on a busy machine shorter ones time out, and series end."""
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from testkit.controlplane.running import (
     remove_certificates,
     running_extender,
 )
+from testkit.controlplane.services import HTTP_TIMEOUT
 from testkit.controlplane.shipped import OVERLAYS, ROOT
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
@@ -159,7 +160,9 @@ async def test_kube_scheduler_and_extender_know_each_other(
         certify = partial(as_the_guide_says, tmp_path)
     async with running_extender(installation, tmp_path, certify=certify) as running:
         certificates = running.mounted / SCHEDULER_SIDE
-        await start_scheduler(scheduler_config(running.webhooks, certificates=certificates))
+        patient = {"httpTimeout": HTTP_TIMEOUT}
+        config = scheduler_config(running.webhooks, patient, certificates=certificates)
+        await start_scheduler(config)
         await admin.create_all([node(name) for name in "ab"])
         await admin.create(pod("asked"))
         await admin.wait_bound(pod("asked"))

@@ -20,6 +20,7 @@ from testkit.controlplane.fixtures import StartScheduler
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.running import CA_PATH, RunningExtender, running_extender
+from testkit.controlplane.services import HTTP_TIMEOUT
 from testkit.controlplane.shipped import MANIFESTS, SCHEDULER_CONFIG
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.scripts import run
@@ -41,8 +42,9 @@ async def shipped(installation: Installation, tmp_path: Path) -> AsyncIterator[R
 
 
 def asking(shipped: RunningExtender, certificates: Path) -> Object:
-    """Return the shipped configuration, except for addresses and paths of certificates."""
-    return scheduler_config(shipped.webhooks, certificates=certificates)
+    """Return the shipped configuration, except for addresses, paths and the time limit of calls."""
+    patient = {"httpTimeout": HTTP_TIMEOUT}
+    return scheduler_config(shipped.webhooks, patient, certificates=certificates)
 
 
 def insisting(shipped: RunningExtender) -> Object:
@@ -91,8 +93,10 @@ async def test_kube_scheduler_runs_with_the_scripts_configuration(
     written = (folder / "kube-scheduler.yaml").read_text()
     assert f"urlPrefix: {address}\n" in written
 
-    # No kube-proxy serves the Service here; the rest of the configuration is unchanged.
-    await start_scheduler(yaml.safe_load(written.replace(address, shipped.webhooks)))
+    # No kube-proxy serves the Service here; besides, only the time limit of calls is changed.
+    config = yaml.safe_load(written.replace(address, shipped.webhooks))
+    config["extenders"][0]["httpTimeout"] = HTTP_TIMEOUT
+    await start_scheduler(config)
     await shipped.installation.admin.create_all([node(name) for name in "ab"])
     await place(shipped, "asked")
 
