@@ -18,12 +18,11 @@ from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
 from tests.descheduler.policies import example
-from tests.descheduler.replicas import Replicas
+from tests.descheduler.replicas import Nodes, Replicas
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 INTERVAL_SECONDS: Final = 3.0
-"""Longer than Prometheus needs to show that a pod has moved, so that one run is enough."""
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=2 * GIB)
 TOKEN: Final[Object] = {
     "apiVersion": "v1",
@@ -54,6 +53,29 @@ async def descheduling(world: World, folder: Path) -> AsyncIterator[ServerProces
         await world.client.request("DELETE", address(TOKEN))
 
 
+async def pause_until_shown(
+    process: ServerProcess, world: World, replicas: Replicas, before: Nodes
+) -> None:
+    """Pause the descheduler from an eviction until Prometheus shows the new pod.
+
+    Its next run would otherwise read the load from before, and evict another pod.
+    """
+
+    async def is_evicted() -> bool:
+        return (await replicas.nodes()).keys() != before.keys()
+
+    async def is_placed() -> bool:
+        return (await replicas.bound()).keys() <= world.fleet.placements.keys()
+
+    await wait_for(is_evicted, "a pod is evicted")
+    process.pause()
+    try:
+        await wait_for(is_placed, "the new pod holds a GPU")
+        await world.settled()
+    finally:
+        process.resume()
+
+
 async def nothing_to_do(process: ServerProcess) -> None:
     """Wait until it has read every node's load, and found no idle node."""
 
@@ -77,6 +99,7 @@ async def test_a_pod_of_a_busy_shared_gpu_is_moved_to_one_that_is_idle(
     await world.scheduler_synced(quiet)
 
     async with descheduling(world, tmp_path) as process:
+        await pause_until_shown(process, world, replicas, before)
         await nothing_to_do(process)
 
     after = await replicas.bound()
