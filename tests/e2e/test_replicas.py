@@ -20,6 +20,8 @@ from testkit.controlplane.world import World, spread
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 BETWEEN_PODS_SECONDS = 0.05
+MOST_WAITING = 20
+"""Number of waiting pods at which no more are created, because a busy machine binds them slowly."""
 LAG_SECONDS = 1.0
 """Delay until every node knows that a replica is not ready any more."""
 DRAIN_SECONDS = 3
@@ -89,6 +91,9 @@ async def placed_while(
     async def enough_bound() -> bool:
         return await world.count_bound(pods) >= after
 
+    async def has_room() -> bool:
+        return len(pods) - await world.count_bound(pods) < MOST_WAITING
+
     async def disturb_after_some() -> None:
         await wait_for(enough_bound, f"{after} pods are bound")
         await disturb()
@@ -100,11 +105,13 @@ async def placed_while(
             pods.append(pod(f"under-load-{len(pods)}"))
             await world.client.create(pods[-1])
             await asyncio.sleep(BETWEEN_PODS_SECONDS)
+            if len(pods) % MOST_WAITING == 0:
+                await wait_for(has_room, "some pods are bound")
     return await world.bound(pods, deadline_seconds=60.0)
 
 
 def add_equal_nodes(world: World) -> list[str]:
-    return [world.add_shared(f"equal-{number}", cards=8, replicas=10) for number in range(4)]
+    return [world.add_shared(f"equal-{number}", cards=8, replicas=40) for number in range(4)]
 
 
 async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World) -> None:
