@@ -243,8 +243,13 @@ class Fleet:
         Only one answer may be in progress at a time.
         """
         now, own = self._time(), readings.own
+        # The holders come first: what a pod uses that the answer is the first to show is not
+        # foreign.
+        if own is None:
+            self._late |= yield from self._allocations.apply_holders(readings)
+        else:
+            self._late |= self._allocations.apply_own_holders(own.holders)
         if self.sources:
-            # The holders must be up to date before a reading counts as foreign use.
             yield from self.settle_in_steps()
         applied = yield from self.store.apply_in_steps(readings, now)
         if (later := self._time()) < now:  # the clock was set back meanwhile
@@ -259,7 +264,6 @@ class Fleet:
                 self._allocations.note_shares(node, self.pods_on(node), self._shares.pop(node))
             return
         self._late |= self._allocations.unsettled | self._allocations.expire_loading(now)
-        self._late |= yield from self._allocations.apply_holders(readings)
         self._late |= self._allocations.note_divided(readings.divided)
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
@@ -293,7 +297,6 @@ class Fleet:
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
         """Apply the agents' reports about their own nodes."""
-        self._late |= self._allocations.apply_own_holders(own.holders)
         self._late |= self._allocations.sharing.note_replicas(own.replicas)
         self._late |= self._allocations.unsettled.intersection(own.nodes)
         self._snapshots.note_readings([node for node in own.news if node in self._allocations.rows])

@@ -359,8 +359,9 @@ def test_a_mean_from_before_the_tenants_changed_does_not_count_for_them(agents: 
     made.clock.now += 3.0
     agents.report(GRAPHICS_ACTIVE=0.1, GPU_UTILIZATION=0.1, mean=(0.9, 0.81))
 
-    mean, _, _ = windows(made, made.card())
-    assert mean == pytest.approx(0.1)
+    mean, _, count = windows(made, made.card())
+    assert count == 2  # measured after the pod came: 0 and 0.1
+    assert mean == pytest.approx(0.05)
 
 
 # --- snapshots ------------------------------------------------------------------------------------

@@ -50,3 +50,14 @@ def test_a_gpu_is_not_foreign_after_a_pod_that_became_known_late() -> None:
     world.card().values.update(IDLE)
 
     assert rejected(world.rank(request(3))) == {}
+
+
+def test_memory_that_the_first_reading_with_its_pod_shows_counts_once() -> None:
+    world = sliced(2)
+    tenant(world, "pod", 30, on=world.card(index=1))
+    assert world.row().used == (1, 0)  # until a source shows its card
+
+    use(world, 25, index=1)
+
+    card = world.placer.explain_nodes(request(), ["node"])[0].devices[1]
+    assert card.free_bytes == pytest.approx(50 * GIB)
