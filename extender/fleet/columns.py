@@ -28,6 +28,7 @@ _INITIAL: Mapping[str, float] = {
     "used_bytes": np.nan,
     "others_bytes": np.nan,
     "foreign_bytes": np.nan,
+    "reported_foreign_bytes": np.nan,
     "declared_bytes": np.nan,
     "released_bytes": 0.0,
     "label_total_bytes": np.nan,
@@ -50,8 +51,9 @@ measurements. `held_at` the time from which pods have held the device without a 
 window ignores older readings. `freed_at` when the last tenant ended; older measurements are not
 attributed to any pod. `was_used_at` when use without a tenant was first measured.
 
-Memory: as in `device_holders.MemoryTenancy`. `released_bytes` is the part of the declared memory
-that ended pods used."""
+Memory: as in `device_holders.MemoryTenancy`. `reported_foreign_bytes` is the foreign memory that
+the node's agent reported with the last reading, if it did. `released_bytes` is the part of the
+declared memory that ended pods used."""
 
 _TIMES = (
     *(
@@ -202,6 +204,7 @@ class DeviceColumns:
                 reported.
         """
         numbers, flags = self.numbers, self.flags
+        numbers["reported_foreign_bytes"][rows] = reported_foreign
         before = self.occupancy(rows)
         after = account(
             replace(before, used=before.used - numbers["released_bytes"][rows]),
@@ -226,7 +229,8 @@ class DeviceColumns:
         """
         used = self.numbers["used_bytes"][rows]
         read = ~np.isnan(used)
-        self.account(rows[read], used[read], np.full(int(read.sum()), np.nan))
+        reported_foreign = self.numbers["reported_foreign_bytes"][rows]
+        self.account(rows[read], used[read], reported_foreign[read])
 
     def occupancy(self, rows: Rows) -> Occupancy:
         """Return the memory in use on devices, and its owners."""

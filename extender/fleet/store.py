@@ -459,7 +459,8 @@ class DeviceStore:
             held: for each pod, the memory that it uses and that it declared, in bytes.
         """
         used, total = self.occupancy(row)[0], sum(used_by for used_by, _ in held)
-        is_explained = total >= (1 - _REPORTED_MARGIN) * used or all(used_by for used_by, _ in held)
+        known = total + float(nan_to_zero(self._float["reported_foreign_bytes"][row]))
+        is_explained = known >= (1 - _REPORTED_MARGIN) * used or all(used_by for used_by, _ in held)
         if not is_explained or total > (1 + _REPORTED_MARGIN) * used:
             return
         foreign = max(used - total, 0.0)

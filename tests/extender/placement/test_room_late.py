@@ -2,6 +2,7 @@
 
 import pytest
 
+from testkit.agent.fleet_reports import Agents
 from testkit.builders import GIB, rejected, request
 from testkit.world import BUSY, IDLE, World
 from tests.extender.placement.rooms import LATER, room, sliced, tenant, use
@@ -61,3 +62,27 @@ def test_memory_that_the_first_reading_with_its_pod_shows_counts_once() -> None:
 
     card = world.placer.explain_nodes(request(), ["node"])[0].devices[1]
     assert card.free_bytes == pytest.approx(50 * GIB)
+
+
+def test_foreign_memory_of_an_agent_stays_known_when_a_pod_becomes_known_late() -> None:
+    world = sliced()
+    world.now += LATER
+    Agents(world).report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB, foreign_bytes=20 * GIB)
+
+    world.bind("late", memory_bytes=30 * int(GIB), bound_at=world.now - 200)
+
+    assert room(world) == pytest.approx(30)
+
+
+def test_memory_by_process_counts_beside_foreign_memory_of_an_agent() -> None:
+    world = sliced()
+    late, other = tenant(world, "late", 10), tenant(world, "other")
+    agents, key = Agents(world), world.card().info.key
+    agents.pods = {key: (late.key, other.key)}
+    shares = [(key, late.uid, 0), (key, other.uid, int(25 * GIB))]
+
+    world.now += LATER
+    world.fleet.note_shares("node", shares, world.now)
+    agents.report(MEMORY_USED=40 * GIB, MEMORY_FREE=40 * GIB, foreign_bytes=15 * GIB)
+
+    assert room(world) == pytest.approx(30)
