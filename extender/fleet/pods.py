@@ -423,8 +423,11 @@ class PodClocks:
             times.pop(uid, None)
 
     def ended_at(self, pod: PodRecord, now: float) -> float:
-        """Return when a pod ended that has just been reported as ended, seconds since the epoch."""
-        return now if pod.ended_at is None else _recent(pod.ended_at, now)
+        """Return when a pod ended that has just been reported as ended, seconds since the epoch.
+
+        The API drops fractions of a second: a reading within that second may still show the pod.
+        """
+        return now if pod.ended_at is None else min(_recent(pod.ended_at, now) + 1.0, now)
 
 
 def _recent(reported: float, now: float) -> float:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.fleet.pods import _AGREE_SECONDS, PodClocks
-from testkit.builders import NOW, ranking, request
+from testkit.builders import GIB, NOW, ranking, rejected, request
 from testkit.world import BUSY, World, time_sliced
 
 OFF = [-3600.0, -300.0, 0.0, 300.0, 3600.0]
@@ -134,3 +134,14 @@ def test_device_holders_of_a_namesake_do_not_count_for_a_new_pod() -> None:
     assert row is not None
     world.fleet.snapshot()
     assert world.fleet.tenants_of(row) == ()
+
+
+def test_a_reading_in_the_second_of_a_pods_end_may_still_show_the_pod() -> None:
+    world = time_sliced(1, 1, 4)
+    pod = world.bind("pod", "node-0", on=[world.card("node-0")], memory_bytes=int(30 * GIB))
+    world.read_after(300.4, MEMORY_USED=30 * GIB, MEMORY_FREE=50 * GIB)
+
+    world.now += 0.2
+    world.end(pod, ended_at=world.now - 0.6)  # the API drops fractions of a second
+
+    assert rejected(world.rank(request(memory_bytes=int(70 * GIB)))) == {}
