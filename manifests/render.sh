@@ -8,7 +8,8 @@
 # manifests/components to add.
 #
 # Variables of the environment:
-#   FIXED_ADDRESS        for fixed-address (part of kubeadm): a free address of the cluster's service range
+#   FIXED_ADDRESS        for fixed-address (part of kubeadm): a free address of the cluster's service range;
+#                        with an IPv6 one every port listens on IPv6
 #   API_SERVER_NETWORK   for api-proxy: the network of the API server's addresses, such as 10.0.0.0/28
 #   KUBELET_ROOT         for kubelet-root: the kubelet's root directory, such as /var/lib/k0s/kubelet
 #   TAG                  tag of extender and agent; unless set, the one in the manifests
@@ -61,7 +62,10 @@ fi
 
 # Not a pipe from kubectl: its failure must end the script.
 rendered=$(kubectl kustomize "$base")
-change="s#^( *image: )(idlegpu-(extender|agent):)([^ ]+)\$#\1$registry/\2${TAG:-\4}#"
+change="s#^( *image: )(idlegpu-(extender|agent):)([^ ]+)\$#\1$registry/\2${TAG:-\4}#;s#^( *image: )(idlegpu-(extender|agent)@)#\1$registry/\2#"
+case ${FIXED_ADDRESS:-} in
+*:*) change="$change;s#^( *(- )?(listen|status_listen|value): )0\.0\.0\.0(:[0-9]+)\$#\1\"[::]\4\"#" ;;
+esac
 for name in $placeholders; do
     case $rendered in *"$name"*) ;; *) continue ;; esac
     eval "value=\${$name:-}"

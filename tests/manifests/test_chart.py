@@ -31,11 +31,18 @@ CERTS_JOB: Final = "idlegpu-certs"
 EXTENDER: Final = "idlegpu-extender"
 SCHEDULER: Final = "idlegpu-scheduler"
 SCHEDULER_CONFIG: Final = "idlegpu-scheduler-config"
-ADDRESSES: Final = {
-    "fixedAddress": {"clusterIP": FILLED_IN["FIXED_ADDRESS"]},
-    "apiProxy": {"addresses": [FILLED_IN["API_SERVER_NETWORK"]]},
-}
 KUBELET_ROOT: Final = FILLED_IN["KUBELET_ROOT"]
+NEEDED: Final[Values] = {
+    "fixed-address": {"fixedAddress": {"clusterIP": FILLED_IN["FIXED_ADDRESS"]}},
+    "api-proxy": {"apiProxy": {"addresses": [FILLED_IN["API_SERVER_NETWORK"]]}},
+    "kubelet-root": {"agent": {"kubeletRoot": KUBELET_ROOT}},
+}
+"""Values that components need."""
+TOGETHER: Final = {
+    "certs-job-admission": ["certs-job", "admission"],
+    "cert-manager-admission": ["cert-manager", "admission"],
+}
+"""Components that a component needs before it."""
 UNORDERED: Final = {"env", "ports", "volumes", "volumeMounts"}
 DIGEST: Final = "sha256:" + "0" * 64
 
@@ -81,9 +88,9 @@ def by_name(items: list[Object]) -> dict[tuple[str, str, str], Object]:
 def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
     """Compare the objects of chart and kustomize."""
     expected = by_name([json.loads(json.dumps(item)) for item in built(folder)])
-    given: Object = {**ADDRESSES, **values}
-    if "kubelet-root" in given.get("components", ()):
-        given["agent"] = {"kubeletRoot": KUBELET_ROOT}
+    given: Object = dict(values)
+    for name in given.get("components", ()):
+        given |= NEEDED.get(name, {})
     # kustomize's objects name our images without a registry.
     text = json.dumps(rendered(given, tmp_path)).replace(f'"{REGISTRY}/', '"')
     actual = by_name(json.loads(text))
@@ -98,13 +105,15 @@ def test_chart_renders_the_manifests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EVERY_COMPONENT)
 def test_each_component_does_the_same_in_the_chart(name: str, tmp_path: Path) -> None:
+    names = [*TOGETHER.get(name, ()), name]
     (tmp_path / "overlay").mkdir()
 
-    assert_same({"components": [name]}, with_components(tmp_path / "overlay", [name]), tmp_path)
+    assert_same({"components": names}, with_components(tmp_path / "overlay", names), tmp_path)
 
 
 def test_all_components_do_the_same_together(tmp_path: Path) -> None:
-    names = [name for name in EVERY_COMPONENT if name != "cert-manager"]  # it contains certs-job
+    # without those that exclude certs-job
+    names = [name for name in EVERY_COMPONENT if not name.startswith("cert-manager")]
     (tmp_path / "overlay").mkdir()
 
     assert_same({"components": names}, with_components(tmp_path / "overlay", names), tmp_path)
@@ -398,8 +407,84 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"components": ["fixed-address"], "fixedAddress": {"clusterIP": "fd00::58"}},
+        {"extender": {"settings": {"listen": "[::]:8888"}}},
+    ],
+    ids=["address", "listen"],
+)
+def test_every_port_listens_on_ipv6_if_one_does(values: Values, tmp_path: Path) -> None:
+    components = ["agent-reports", "admission", "host-port", *values.get("components", ())]
+
+    text = json.dumps(rendered({**values, "components": components}, tmp_path))
+
+    ports = ("8888", "8889", "8890", "9401", "9402", "9403")
+    assert [port for port in ports if f"[::]:{port}" not in text] == []
+    assert "0.0.0.0:" not in text
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
+        pytest.param(
+            {"fixedAddress": {"clusterIP": "10.96.0.88"}},
+            r"fixedAddress\.clusterIP: only the component fixed-address reads it",
+            id="address-without-its-component",
+        ),
+        pytest.param(
+            {"fixedAddress": {"controlPlane": ["10.0.0.0/8"]}},
+            r"fixedAddress\.controlPlane: only the component fixed-address reads it",
+            id="networks-without-their-component",
+        ),
+        pytest.param(
+            {"apiProxy": {"addresses": ["10.0.0.0/28"]}},
+            r"apiProxy\.addresses: only the component api-proxy reads it",
+            id="proxy-without-its-component",
+        ),
+        pytest.param(
+            {"runtimeClassName": "nvidia-legacy"},
+            "runtimeClassName: only the component runtime-class reads it",
+            id="class-without-its-component",
+        ),
+        pytest.param(
+            {"monitorLabels": {"release": "stack"}},
+            "only the component service-monitor or prometheus-rule reads it",
+            id="labels-without-monitors",
+        ),
+        pytest.param(
+            {"components": ["admission", "certs-job-admission"]},
+            "certs-job-admission does nothing without certs-job",
+            id="bundle-without-its-job",
+        ),
+        pytest.param(
+            {"components": ["cert-manager", "cert-manager-admission"]},
+            "cert-manager-admission does nothing without admission",
+            id="bundle-without-webhook",
+        ),
+        pytest.param({"components": None}, "'components'", id="no-components"),
+        pytest.param({"agent": {"enabled": None}}, "/agent.*'enabled'", id="agent-neither"),
+        pytest.param({"monitoringNamespace": None}, "'monitoringNamespace'", id="no-monitoring"),
+        pytest.param(
+            {"images": {"agent": {"repository": "r.example.com/agent:1.0"}}},
+            "agent/repository",
+            id="tag-in-repository",
+        ),
+        pytest.param(
+            {"agent": {"tolerations": [{"key": "gpu", "value": True}]}},
+            "tolerations/0/value",
+            id="toleration-that-is-no-text",
+        ),
+        pytest.param(
+            {"extender": {"resources": {"limit": {"memory": "1Gi"}}}},
+            "'limit' not allowed",
+            id="misspelt-limits",
+        ),
+        pytest.param(
+            {"extender": {"resources": {"limits": {"memory": "1Gb"}}}},
+            "limits/memory",
+            id="no-quantity",
+        ),
         pytest.param({"extender": {"replica": 2}}, "replica", id="unknown-value"),
         pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
         pytest.param({"components": ["fixed-address"]}, "fixedAddress.clusterIP", id="no-address"),

@@ -124,6 +124,34 @@ def test_an_own_overlay_may_fill_a_placeholder_in(tmp_path: Path) -> None:
     assert find(items, "Service", "idlegpu-extender")["spec"]["clusterIP"] == ADDRESS
 
 
+def test_an_image_that_an_own_overlay_pins_by_digest_comes_from_the_registry(
+    tmp_path: Path,
+) -> None:
+    digest = "sha256:" + "0" * 64
+    kustomization = {
+        "resources": [os.path.relpath(MANIFESTS, tmp_path.resolve())],
+        "images": [{"name": "idlegpu-extender", "digest": digest}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+
+    text = str(objects(run(RENDER, "r.example.com:5000/team", str(tmp_path))))
+
+    assert f"'r.example.com:5000/team/idlegpu-extender@{digest}'" in text
+    assert "'idlegpu-extender@" not in text
+
+
+def test_with_an_ipv6_address_every_port_listens_on_ipv6() -> None:
+    components = ("admission", "certs-job-admission", "host-port")
+
+    done = run(RENDER, "r", "kubeadm", *components, FIXED_ADDRESS="fd00:10:96::58")
+
+    assert (
+        find(objects(done), "Service", "idlegpu-extender")["spec"]["clusterIP"] == "fd00:10:96::58"
+    )
+    assert '"[::]:8888"' in done.stdout
+    assert "0.0.0.0:" not in done.stdout
+
+
 def test_on_openshift_only_the_agent_names_a_user() -> None:
     items = [
         *objects(run(RENDER, "r", "default", "openshift")),

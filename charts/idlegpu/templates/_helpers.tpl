@@ -49,3 +49,9 @@ imagePullSecrets:
 {{- define "idlegpu.agentsReport" -}}
 {{- if and .Values.agent.enabled (has "agent-reports" .Values.components) }}true{{ end }}
 {{- end }}
+
+{{/* Host on which all programs listen: the IPv6 one if the extender's `listen` or the fixed address is IPv6. */}}
+{{- define "idlegpu.host" -}}
+{{- $listen := dig "listen" "" .Values.extender.settings | toString }}
+{{- or (hasPrefix "[" $listen) (contains ":" (toString (.Values.fixedAddress).clusterIP)) | ternary "[::]" "0.0.0.0" }}
+{{- end }}
