@@ -1,7 +1,9 @@
 """Entry points of the command line: run or complete a subcommand, imported only when it runs."""
 
+import errno
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -14,7 +16,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.session import connection_options
-from extender.cli.transports import ClientError
+from extender.cli.transports import ClientError, Failure
 
 # Names and help lines of the subcommands; the module of each is imported only when it runs.
 #
@@ -141,8 +143,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # kubectl runs the plugin file kubectl-idlegpu; users type `kubectl idlegpu`.
     program = Path(sys.argv[0]).name
+    if sys.stdout is None:  # the caller closed it
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end
     name = "kubectl idlegpu" if program.startswith("kubectl-") else "idlegpu"
-    idlegpu.main(args=None if arguments is None else list(arguments), prog_name=name)
+    try:
+        idlegpu.main(args=None if arguments is None else list(arguments), prog_name=name)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo(f"idlegpu: cannot write the output: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit would fail again
+        sys.exit(Failure.BAD_REQUEST.value)
 
 
 class _Directive(IntEnum):

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -213,6 +214,11 @@ class UrlTransport:
             return "its host name cannot be resolved"
         if isinstance(error, urllib3.exceptions.NewConnectionError):
             return _ERRNO.sub("", str(error).rpartition(": ")[2])
+        for each in error.args:
+            if isinstance(each, ssl.SSLCertVerificationError):
+                return f"its certificate is not trusted: {each.verify_message} (--ca-file: its CA)"
+            if isinstance(each, ssl.SSLError) and each.reason == "WRONG_VERSION_NUMBER":
+                return "it does not speak TLS (use http://)"
         if any(isinstance(each, ConnectionResetError) for each in error.args):
             hint = " (use https:// if it speaks TLS)" if self.url.startswith("http:") else ""
             return f"it closes the connection{hint}"

@@ -1,5 +1,7 @@
 """A failure prints one line and sets the exit status."""
 
+import os
+import shlex
 import ssl
 import subprocess
 import sys
@@ -106,6 +108,53 @@ def test_plain_http_to_a_tls_port_is_reported(run: Run, tmp_path: Path) -> None:
         result.stderr.split()
     )
     assert result.exit_code == 3
+
+
+def test_tls_to_a_plain_port_is_reported(run: Run) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = run("nodes", "--url", f"https://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+    assert ": it does not speak TLS (use http://); check" in " ".join(result.stderr.split())
+
+
+def test_a_certificate_of_another_ca_is_reported(run: Run, tmp_path: Path) -> None:
+    issue(tmp_path)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(tmp_path / "extender" / "tls.crt", tmp_path / "extender" / "tls.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = shown.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = run("nodes", "--url", f"https://localhost:{server.server_port}")
+        server.shutdown()
+
+    said = " ".join(result.stderr.split())
+    assert "its certificate is not trusted: " in said
+    assert "(--ca-file: its CA)" in said
+    assert "SSL" not in said
+    assert result.exit_code == 3
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "json"], ["--help"]])
+@pytest.mark.parametrize(("where", "status"), [("/dev/full", 2), ("&-", 0)])
+def test_output_that_cannot_be_written_is_one_line(
+    options: list[str], where: str, status: int
+) -> None:
+    command = [sys.executable, "-m", "extender.cli", "size", "--text", "x", *options]
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {shlex.join(command)} >{where}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KUBECONFIG": "/nowhere"},
+        timeout=60,
+    )
+
+    failed = "idlegpu: cannot write the output: No space left on device\n"
+    assert done.stderr == (failed if status else "")
+    assert done.returncode == status
 
 
 def test_a_refused_connection_is_reported_as_such(run: Run) -> None:
