@@ -79,7 +79,19 @@ _TASKS: Final = (
     ),
     _Task(
         name="inference with 4-bit weights",
-        words=("awq", "gptq", "int4", "nf4", "4-bit", "4 bit", "4bit", "gguf"),
+        words=(
+            "awq",
+            "gptq",
+            "int4",
+            "nf4",
+            "fp4",
+            "nvfp4",
+            "mxfp4",
+            "4-bit",
+            "4 bit",
+            "4bit",
+            "gguf",
+        ),
         bytes_each=0.8,
         billions=7,
         serves=True,
@@ -118,32 +130,45 @@ Every repetition is bounded, so that the time grows only linearly with the text.
 _THOUSANDS: Final = re.compile(r",(?=\d{3}$)")
 _LARGE: Final = re.compile(r"(?<![\w-])(?:large\b(?!-)|llm\b)", re.IGNORECASE)
 """Words for a large language model, but no part of a name such as `whisper-large-v3`."""
-_SERVING: Final = re.compile(
+_NO_TASK: Final = re.compile(
     r"--(?:kv[-_]cache[-_]dtype[\s=]+\S+|lora[-_]modules[\s=]+\S+|enable[-_]lora|max[-_]lora)"
+    r"|(?<![a-z])(?:(?:pre-?)?trained|fine[- ]?tuned|generat(?:ename|ion):|service(?:account|name))"
 )
-"""Options of vLLM and SGLang that state neither the type of the weights nor a training."""
-_PARALLEL: Final = re.compile(
-    r"""(?<![\w-])(?:-{0,2}(?:(?:tensor[-_ ]?parallel|tp)[-_ ]?size|tp)|parallelism:\s+tensor)"""
-    r"""["']?(?:\s+value:)?[\s=:]+["']?([1-9]\d{0,2})\b""",
-    re.IGNORECASE,
+"""Options of vLLM and SGLang that state neither the type of the weights nor a training, words about
+the model's past, and keys and paths of every manifest, in lower case."""
+_IDS: Final = re.compile(
+    r"\b(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{32,128})\b", re.IGNORECASE
 )
-"""Options and keys of vLLM, SGLang and TensorRT-LLM, variables of these names in a container
-(`name: TP_SIZE value: 4`), and KServe's `parallelism: {tensor: 4}`."""
-_PIPELINE: Final = re.compile(
-    r"""(?<![\w-])(?:-{0,2}pipeline[-_]parallel[-_]size|--?pp(?:[-_]size)?)"""
-    r"""["']?[\s=:]+["']?([1-9]\d{0,2})\b""",
-    re.IGNORECASE,
+"""UUIDs and digests, which may end in a number and `b`."""
+
+
+def _option(names: str, kserve: str = "") -> re.Pattern[str]:
+    """Return the pattern of an option, a key or a variable with a number.
+
+    Args:
+        names: pattern of its names.
+        kserve: its key in KServe's `parallelism: {tensor: 4, pipeline: 2}`, "" without one.
+    """
+    keys = r"(parallelism:(?:\s+[a-z]{1,20}:(?:\s+\d{1,5})?){0,8}?\s+)"
+    return re.compile(
+        rf"""(?:(?<![\w-])|{keys})((?(1){kserve or "(?!)"}|(?:{names})))["']?(?:\s+value:)?"""
+        r"""[\s=:]+["']?([1-9]\d{0,2})\b""",
+        re.IGNORECASE,
+    )
+
+
+_PARALLEL: Final = _option(
+    r"-{0,2}(?:(?:tensor[-_ ]?parallel|tp)[-_ ]?size|tp)|--num[-_]shard", "tensor"
 )
+"""Options and keys of vLLM, SGLang, TensorRT-LLM and TGI, and variables of these names in a
+container (`name: TP_SIZE value: 4`)."""
+_PIPELINE: Final = _option(r"-{0,2}(?:pipeline[-_]parallel|pp)[-_]size|--?pp")
 """Options that divide the model into stages, each with the GPUs of `_PARALLEL`."""
-_COPIES: Final = re.compile(
-    r"""(?<![\w-])(?:-{0,2}(?:data[-_]?parallel[-_]?size|dp[-_]?size)|--?dp)"""
-    r"""["']?(?:\s+value:)?[\s=:]+["']?([1-9]\d{0,2})\b""",
-    re.IGNORECASE,
-)
+_PODS: Final = _option("pipelineParallelSize", "pipeline")
+"""KServe's stages: a pod for each, with the GPUs of `_PARALLEL`."""
+_COPIES: Final = _option(r"-{0,2}(?:data[-_]?parallel|dp)[-_]?size|--?dp")
 """Options that serve several copies of the model, each with the GPUs of one."""
-_LOCAL_COPIES: Final = re.compile(
-    r"(?<![\w-])-{1,2}(?:data[-_]parallel[-_]size[-_]local|dpl)[\s=]+([1-9]\d{0,2})\b"
-)
+_LOCAL_COPIES: Final = _option(r"-{0,2}data[-_]parallel[-_]size[-_]local|--?dpl", "dataLocal")
 """Options of vLLM for the copies on one node; `_COPIES` then counts those on all nodes."""
 _SHARES_RANKS: Final = re.compile(r"(?<![\w-])--enable[-_]dp[-_]attention\b")
 """Option of SGLang: the copies share the GPUs of `_PARALLEL`."""
@@ -226,9 +251,9 @@ def propose(
     billions, is_stated = _billions(text, command, task)
     because: list[str] = []
     total = math.ceil(billions * _BILLION * task.bytes_each) if task and billions else 0
-    parts = None
+    found, parts, reason = _stated_gpus(text, described)
     if gpus is None:
-        gpus, parts, reason = _stated_gpus(text, described)
+        gpus = found
         because += [reason] if reason else []
     is_counted = bool(because)
     stated, gpus = gpus, gpus or _gpus_for(total)
@@ -276,20 +301,24 @@ def _stated_gpus(text: str, described: str) -> tuple[int | None, int | None, str
         described: the same with its command.
     """
     parts = [found for one in (_PARALLEL, _PIPELINE) if (found := one.search(described))]
-    holders = math.prod(int(part[1]) for part in parts)
+    pods = _PODS.search(described)
+    holders = math.prod(int(part[3]) for part in (*parts, pods) if part)
     copies = _LOCAL_COPIES.search(described) or _COPIES.search(described)
     if copies and not _SHARES_RANKS.search(described):
         parts.append(copies)
-    if parts:
+    if parts or pods:
         gpus = 1
         stated: list[re.Match[str]] = []
         for part in parts:
             # Beyond one node, stages and copies are on several nodes.
-            if not stated or gpus * int(part[1]) <= NODE_GPUS:
-                gpus *= int(part[1])
+            if not stated or gpus * int(part[3]) <= NODE_GPUS:
+                gpus *= int(part[3])
                 stated.append(part)
-        words = " ".join(part[0].strip() for part in stated)
-        return gpus, holders, f"the command spreads the model over {gpus} GPUs: {words}"
+        stated += [pods] if pods else []
+        words = " ".join(described[part.start(2) : part.end()].strip() for part in stated)
+        where = f" in each of {pods[3]} pods" if pods else ""
+        number = f"{gpus} GPU{'s' * (gpus > 1)}{where}"
+        return gpus, holders, f"the command spreads the model over {number}: {words}"
     if launched := _LAUNCHED.search(described):
         words = launched[0].strip()
         return int(launched[1]), None, f"the command starts a process for each GPU: {words}"
@@ -307,7 +336,7 @@ def _is_card(word: str) -> bool:
 
 
 def _task_of(text: str) -> _Task | None:
-    lowered = _SERVING.sub("", text.lower())
+    lowered = _NO_TASK.sub("", text.lower())
     return next(
         (
             task
@@ -320,7 +349,7 @@ def _task_of(text: str) -> _Task | None:
 
 def _billions(text: str, command: str, task: _Task | None) -> tuple[float, bool]:
     """Return the model's parameters in billions, and whether the task states them."""
-    described = f"{text} {command}"
+    described = f"{text} {_IDS.sub('', command)}"
     for stated in _SIZE.finditer(described):
         unit = (stated[3] or stated[4]).lower()
         # In a command `500m` is half a CPU or a time, unless a name ends in it.

@@ -66,6 +66,18 @@ from extender.core.sizing import Certainty, Measured, propose, texts_in
         ("serve 1.8 trillion parameters in 8bit", "", 64, 37, False, "estimated"),
         ("serve whisper-large-v3", "", 1, 16, False, "guessed"),
         ("embeddings with a large model", "", 1, 2, True, "guessed"),
+        ("serve a pretrained 7B model", "", 1, 16, False, "estimated"),
+        ("serve our fine-tuned llama-8b", "", 1, 18, False, "estimated"),
+        ("inference with a pre-trained 13B model", "", 1, 30, False, "estimated"),
+        ("fine-tune a pretrained 7B model", "", 2, 59, False, "estimated"),
+        ("", "vllm serve Llama-3.1-405B-Instruct-NVFP4", 8, 38, False, "estimated"),
+        ("", "text-generation-launcher --model-id m-70b --num-shard 4", 4, 40, False, "estimated"),
+        ("", "vllm data_parallel_size: 16 data_parallel_size_local: 4", 4, 16, False, "guessed"),
+        ("", f"image: vllm@sha256:{'a' * 61}78b args: serve", 1, 16, False, "guessed"),
+        ("", "GPU-00000000-1111-2222-3a7b-444444444444 serve", 1, 16, False, "guessed"),
+        ("", "generateName: a- generation: 2 python main.py", 1, None, False, "guessed"),
+        ("", "serviceAccountName: a python main.py", 1, None, False, "guessed"),
+        ("", "mountPath: /var/run/secrets/kubernetes.io/serviceaccount", 1, None, False, "guessed"),
     ],
 )
 def test_proposal_states_its_basis(
@@ -76,6 +88,56 @@ def test_proposal_states_its_basis(
     assert (found.gpus, found.is_share_enough, found.certainty.value) == (gpus, is_share, certainty)
     assert found.memory_bytes == (None if gib is None else gib * GIB)
     assert found.because
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus", "because"),
+    [
+        (
+            {"predictor": {"workerSpec": {"pipelineParallelSize": 2, "tensorParallelSize": 4}}},
+            4,
+            "4 GPUs in each of 2 pods: tensorParallelSize: 4 pipelineParallelSize: 2",
+        ),
+        (
+            {"predictor": {"workerSpec": {"pipelineParallelSize": 3}}},
+            1,
+            "1 GPU in each of 3 pods: pipelineParallelSize: 3",
+        ),
+        (
+            {"parallelism": {"pipeline": 2, "tensor": 8}},
+            8,
+            "8 GPUs in each of 2 pods: tensor: 8 pipeline: 2",
+        ),
+        (
+            {"parallelism": {"data": 8, "dataLocal": 4, "expert": True, "tensor": 2}},
+            8,
+            "8 GPUs: tensor: 2 dataLocal: 4",
+        ),
+        (
+            {"env": [{"name": "PP_SIZE", "value": "2"}, {"name": "TP_SIZE", "value": "2"}]},
+            4,
+            "4 GPUs: TP_SIZE value: 2 PP_SIZE value: 2",
+        ),
+        ({"parallelism": 4, "completions": 4, "tensor": 2}, 1, ""),
+    ],
+)
+def test_stages_of_a_model_are_pods_in_kserve(
+    spec: dict[str, Any], gpus: int, because: str
+) -> None:
+    found = propose("", " ".join(texts_in({"spec": spec})))
+
+    assert found.gpus == gpus
+    assert found.because[0].endswith(because)
+
+
+def test_memory_counts_all_gpus_that_hold_the_model_also_beyond_one_pod() -> None:
+    stages = "vllm serve m-405b --tensor-parallel-size 8 --pipeline-parallel-size 2"
+    workers = {"workerSpec": {"pipelineParallelSize": 2, "tensorParallelSize": 8}}
+
+    found = propose("serve a 405b model", " ".join(texts_in(workers)))
+
+    assert found.memory_bytes == 57 * GIB
+    assert propose("", stages, gpus=8).memory_bytes == 57 * GIB
 
 
 def test_a_task_that_no_card_holds_is_said_so() -> None:
