@@ -166,6 +166,8 @@ class FakeKube(ObjectServer):
         return await self.answer(request)
 
     async def _write(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return await refusal(404, "the server could not find the resource")(request)
         body = await request.json()
         self.writes.append((request.method, request.path, body))
         self.write_types.append(request.headers["Content-Type"])

@@ -76,7 +76,7 @@ class PodGroups:
 
     def stated_size(self, group: PodGroup) -> int | None:
         """Return the size of a group by its pods or its object, None if neither states it."""
-        return group.size or self._sizes.get(group.key) or group.least
+        return group.size or self._sizes.get(group.size_key) or group.least
 
     def note_node(self, before: NodeRecord | None, record: NodeRecord | None) -> None:
         """Drop the caches if a node's labels or taints have changed; None if it does not exist."""

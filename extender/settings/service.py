@@ -76,8 +76,9 @@ class ClusterSettings(Section):
     )
     group_objects: bool = Field(
         default=False,
-        description="watch PodGroups (Kubernetes, coscheduling, Volcano) and JobSets for the sizes "
-        "of pod groups; needs the rights of the component group-sizes",
+        description="watch PodGroups (Kubernetes, coscheduling, Volcano), Workloads (Kubernetes "
+        "1.35) and JobSets for the sizes of pod groups; needs the rights of the component "
+        "group-sizes",
     )
 
 

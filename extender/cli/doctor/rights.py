@@ -91,6 +91,7 @@ _NEEDS: Final[tuple[_NeededRight, ...]] = (
         )
         for group, resource in (
             ("scheduling.k8s.io", "podgroups"),
+            ("scheduling.k8s.io", "workloads"),
             ("scheduling.x-k8s.io", "podgroups"),
             ("scheduling.volcano.sh", "podgroups"),
             ("jobset.x-k8s.io", "jobsets"),

@@ -26,6 +26,7 @@ POD_GROUP: Final = "PodGroup"
 COSCHEDULING: Final = "coscheduling group"
 VOLCANO: Final = "Volcano group"
 JOB_SET: Final = "JobSet"
+WORKLOAD: Final = "Workload"
 
 _LWS: Final = "leaderworkerset.sigs.k8s.io/"
 _JOBSET: Final = "jobset.sigs.k8s.io/"
@@ -82,6 +83,18 @@ class PodGroup:
         """
         return f"{self.namespace}/{self.title}"
 
+    @property
+    def size_key(self) -> str:
+        """Key of the object's size: all replicas of a Workload's pod group have the same size.
+
+        Example:
+            >>> PodGroup("Workload", "ns", "train/workers/0").size_key
+            'ns/Workload train/workers'
+        """
+        if self.kind != WORKLOAD:
+            return self.key
+        return f"{self.namespace}/{self.kind} {'/'.join(self.name.split('/')[:2])}"
+
 
 def read_group(pod: Mapping[str, object]) -> PodGroup | None:
     """Return the group of a Pod object, None if it is in none.
@@ -122,7 +135,7 @@ def _own_group(spec: Mapping[str, object]) -> tuple[str, str, object] | None:
     reference = mapping_of(spec.get("workloadRef"))
     if workload := text_of(reference.get("name")):
         parts = (workload, reference.get("podGroup"), reference.get("podGroupReplicaKey"))
-        return "Workload", "/".join(text_of(part) for part in parts if part), None
+        return WORKLOAD, "/".join(text_of(part) for part in parts if part), None
     return None
 
 

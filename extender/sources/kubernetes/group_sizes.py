@@ -1,8 +1,10 @@
 """Read the sizes of pod groups from their objects, where the pods do not state them.
 
-kube-scheduler's own and the coscheduling plugin's PodGroups, Volcano's, and JobSets are read.
+kube-scheduler's own PodGroups and Workloads, the PodGroups of the coscheduling plugin and of
+Volcano, and JobSets are read.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,7 @@ from extender.core.nodes.pod_groups import (
     MAX_SIZE,
     POD_GROUP,
     VOLCANO,
+    WORKLOAD,
     PodGroup,
 )
 from extender.core.request.gpu_resources import ResourceNames, count_devices
@@ -26,10 +29,10 @@ _OnGroupSize = Callable[[str, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GroupSize:
-    """The size that a group's object states.
+    """The size that an object states for a group.
 
     Attributes:
-        key: as in `PodGroup`.
+        key: as `PodGroup.size_key`.
         size: number of pods that the group needs to start.
     """
 
@@ -37,26 +40,49 @@ class _GroupSize:
     size: int
 
 
-def _gang_size(raw: Mapping[str, object], _: ResourceNames) -> int:
+_Sizes = Mapping[str, int]
+"""Sizes of the groups that an object describes, by their names."""
+
+
+def _gang_size(raw: Mapping[str, object], _: ResourceNames) -> _Sizes:
     """Return the `minCount` of one of Kubernetes' own PodGroups, 0 without one."""
-    policy = mapping_of(mapping_of(raw.get("spec")).get("schedulingPolicy"))
-    return int_of(mapping_of(policy.get("gang")).get("minCount"))
+    return {_name(raw): _least_count(mapping_of(raw.get("spec")).get("schedulingPolicy"))}
 
 
-def _least_members(raw: Mapping[str, object], _: ResourceNames) -> int:
+def _workload_sizes(raw: Mapping[str, object], _: ResourceNames) -> _Sizes:
+    """Return the `minCount` of each pod group of a Workload, which 1.35 has instead of PodGroups.
+
+    Example:
+        >>> group = {"name": "workers", "policy": {"gang": {"minCount": 4}}}
+        >>> workload = {"metadata": {"name": "train"}, "spec": {"podGroups": [group]}}
+        >>> _workload_sizes(workload, ResourceNames())
+        {'train/workers': 4}
+    """
+    return {
+        f"{_name(raw)}/{text_of(group.get('name'))}": _least_count(group.get("policy"))
+        for group in objects_of(mapping_of(raw.get("spec")).get("podGroups"))
+    }
+
+
+def _least_count(policy: object) -> int:
+    return int_of(mapping_of(mapping_of(policy).get("gang")).get("minCount"))
+
+
+def _least_members(raw: Mapping[str, object], _: ResourceNames) -> _Sizes:
     """Return the `minMember` of a PodGroup of the coscheduling plugin or of Volcano."""
-    return int_of(mapping_of(raw.get("spec")).get("minMember"))
+    return {_name(raw): int_of(mapping_of(raw.get("spec")).get("minMember"))}
 
 
-def _job_set_size(raw: Mapping[str, object], names: ResourceNames) -> int:
+def _job_set_size(raw: Mapping[str, object], names: ResourceNames) -> _Sizes:
     """Return the number of pods with GPUs that a JobSet runs at the same time.
 
     Example:
         >>> gpu = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
         >>> job = {"parallelism": 4, "template": {"spec": {"containers": [gpu]}}}
         >>> workers = {"replicas": 2, "template": {"spec": job}}
-        >>> _job_set_size({"spec": {"replicatedJobs": [workers]}}, ResourceNames())
-        8
+        >>> job_set = {"metadata": {"name": "train"}, "spec": {"replicatedJobs": [workers]}}
+        >>> _job_set_size(job_set, ResourceNames())
+        {'train': 8}
     """
     total = 0
     for replicated in objects_of(mapping_of(raw.get("spec")).get("replicatedJobs")):
@@ -66,7 +92,7 @@ def _job_set_size(raw: Mapping[str, object], names: ResourceNames) -> int:
             if job.get("completions") is not None:
                 pods = min(pods, int_of(job.get("completions")))
             total += _or_one(replicated.get("replicas")) * pods
-    return total
+    return {_name(raw): total}
 
 
 def _or_one(value: object) -> int:
@@ -74,15 +100,21 @@ def _or_one(value: object) -> int:
     return 1 if value is None else max(int_of(value), 0)
 
 
-_Size = Callable[[Mapping[str, object], ResourceNames], int]
+def _name(raw: Mapping[str, object]) -> str:
+    return text_of(mapping_of(raw.get("metadata")).get("name"))
 
-_SOURCES: Final[tuple[tuple[str, str, _Size], ...]] = (
+
+_Read = Callable[[Mapping[str, object], ResourceNames], _Sizes]
+
+_SOURCES: Final[tuple[tuple[str, str, _Read], ...]] = (
     ("scheduling.k8s.io/v1beta1/podgroups", POD_GROUP, _gang_size),
+    ("scheduling.k8s.io/v1alpha2/podgroups", POD_GROUP, _gang_size),  # 1.36
+    ("scheduling.k8s.io/v1alpha1/workloads", WORKLOAD, _workload_sizes),  # 1.35
     ("scheduling.x-k8s.io/v1alpha1/podgroups", COSCHEDULING, _least_members),
     ("scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, _least_members),
     ("jobset.x-k8s.io/v1alpha2/jobsets", JOB_SET, _job_set_size),
 )
-"""API path, kind of the groups, and how to read the size."""
+"""API path, kind of the groups, and how to read the sizes. A cluster serves one or two of these."""
 
 
 class GroupSizes:
@@ -106,8 +138,8 @@ class GroupSizes:
         self._by_key: dict[str, _GroupSize] = {}
         self.is_used = is_used
         self.feeds = tuple(
-            (_kind(path), RecordFeed(partial(self._reduce, kind, size), self._set))
-            for path, kind, size in _SOURCES
+            (_kind(path), RecordFeed(partial(self._reduce, kind, read), self._set))
+            for path, kind, read in _SOURCES
         )
 
     def use(self, *, is_used: bool) -> None:
@@ -116,21 +148,30 @@ class GroupSizes:
         for key, record in self._by_key.items():
             self._notify(key, record.size if is_used else None)
 
-    def _reduce(self, kind: str, size: _Size, raw: Mapping[str, object]) -> _GroupSize | None:
-        metadata = mapping_of(raw.get("metadata"))
-        group = PodGroup(kind, text_of(metadata.get("namespace")), text_of(metadata.get("name")))
-        count = size(raw, self._resources())
-        if not 1 <= count <= MAX_SIZE:
-            return None
-        return _GroupSize(key=group.key, size=count)
+    def _reduce(
+        self, kind: str, read: _Read, raw: Mapping[str, object]
+    ) -> tuple[_GroupSize, ...] | None:
+        namespace = text_of(mapping_of(raw.get("metadata")).get("namespace"))
+        sizes = tuple(
+            _GroupSize(key=PodGroup(kind, namespace, name).size_key, size=size)
+            for name, size in read(raw, self._resources()).items()
+            if 1 <= size <= MAX_SIZE
+        )
+        return sizes or None
 
-    def _set(self, _: str, before: _GroupSize | None, record: _GroupSize | None) -> None:
-        if record is not None:
-            self._by_key[record.key] = record
-            self._report(record.key, record.size)
-        elif before is not None and self._by_key.get(before.key) is before:
-            del self._by_key[before.key]
-            self._report(before.key, None)
+    def _set(
+        self,
+        _: str,
+        before: tuple[_GroupSize, ...] | None,
+        record: tuple[_GroupSize, ...] | None,
+    ) -> None:
+        for group in record or ():
+            self._by_key[group.key] = group
+            self._report(group.key, group.size)
+        for group in before or ():
+            if self._by_key.get(group.key) is group:
+                del self._by_key[group.key]
+                self._report(group.key, None)
 
     def _report(self, key: str, size: int | None) -> None:
         if self.is_used:
@@ -138,5 +179,10 @@ class GroupSizes:
 
 
 def _kind(path: str) -> ObjectKind:
-    group, _, resource = path.split("/")
-    return ObjectKind(resource=f"{resource}.{group}", path=f"/apis/{path}", is_optional=True)
+    group, version, resource = path.split("/")
+    return ObjectKind(
+        resource=f"{resource}.{version}.{group}",
+        path=f"/apis/{path}",
+        is_optional=True,
+        absence_level=logging.DEBUG,
+    )

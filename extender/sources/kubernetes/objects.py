@@ -4,6 +4,7 @@ An `ObjectKind` is listed and watched by a reflector, which passes the objects t
 reduces them to records and keeps these in an `ObjectCache`, which reports changes.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -55,12 +56,14 @@ class ObjectKind:
         path: API path of the list of all objects.
         field_selector: selects objects at the API server, "" for all.
         is_optional: the API server may not serve such objects, or may forbid us to list them.
+        absence_level: level of the log line if it does not serve them.
     """
 
     resource: str
     path: str
     field_selector: str = ""
     is_optional: bool = False
+    absence_level: int = logging.INFO
 
 
 class InventorySink(Protocol):

@@ -148,6 +148,7 @@ class Reflector:
         self._path = kind.path
         self._resource = kind.resource
         self._is_optional = kind.is_optional
+        self._absence_level = kind.absence_level
         self._feed = feed
         self._settings = settings
         self._clock = clock
@@ -397,7 +398,7 @@ class Reflector:
         if not status.is_absent:
             is_forbidden = error.status == HTTPStatus.FORBIDDEN
             logger.log(
-                logging.WARNING if is_forbidden else logging.INFO,
+                logging.WARNING if is_forbidden else self._absence_level,
                 "the API server does not serve these objects: continuing without them",
                 extra={"resource": self._resource, "cause": str(error)},
             )

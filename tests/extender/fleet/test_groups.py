@@ -94,6 +94,18 @@ def test_a_size_from_an_object_counts_unless_the_pod_says_one() -> None:
     assert (least.size, least.total) == (4, 4)
 
 
+def test_replicas_of_a_workloads_group_share_the_size_that_it_states() -> None:
+    made = world({"a": "1", "b": "1"})
+    waiting(made, "p-0")
+    made.fleet.apply_group_size("ns/Workload train/workers", 3)
+
+    for replica in ("train/workers", "train/workers/0", "train/workers/1"):
+        found = need(made, "p-0", request(group=PodGroup("Workload", "ns", replica)))
+        assert found is not None
+        assert (found.size, found.total) == (3, 3)
+    assert need(made, "p-0", request(group=PodGroup("Workload", "ns", "train/other/0"))) is None
+
+
 def test_a_size_that_the_pod_says_counts_pods_that_do_not_exist_yet() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0")

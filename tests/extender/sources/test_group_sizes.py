@@ -1,5 +1,6 @@
 """Sizes of groups by the objects that describe the groups."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from extender.sources.kubernetes.group_sizes import (
     _gang_size,
     _job_set_size,
     _least_members,
+    _workload_sizes,
 )
 from extender.sources.kubernetes.objects import Feed, Pacer
-from testkit.fake_kube import running_kube
-from tests.extender.sources.watched_cluster import watched_cluster
+from testkit.fake_kube import eventually, running_kube
+from tests.extender.sources.watched_cluster import FAST, watched_cluster
 
 NAMES = ResourceNames()
 GPU_POD = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
 CPU_POD: dict[str, Any] = {"spec": {"containers": [{}]}}
+COUNTS = (("a", 2), ("b", 4))
 COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 
 
@@ -48,7 +51,9 @@ def jobs(template: object, **spec: Any) -> dict[str, Any]:
 def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
     replicated: object, size: int
 ) -> None:
-    assert _job_set_size({"spec": {"replicatedJobs": replicated}}, NAMES) == size
+    described = {"metadata": {"name": "a"}, "spec": {"replicatedJobs": replicated}}
+
+    assert _job_set_size(described, NAMES) == {"a": size}
 
 
 @pytest.mark.parametrize(
@@ -62,15 +67,38 @@ def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
     ],
 )
 def test_size_of_a_pod_group_is_its_minimum_to_start(spec: object, gang: int, least: int) -> None:
-    assert (_gang_size({"spec": spec}, NAMES), _least_members({"spec": spec}, NAMES)) == (
-        gang,
-        least,
-    )
+    described = {"metadata": {"name": "a"}, "spec": spec}
+
+    assert _gang_size(described, NAMES) == {"a": gang}
+    assert _least_members(described, NAMES) == {"a": least}
 
 
-def feed_of(sizes: GroupSizes) -> Feed:
-    """Return the receiver of the coscheduling plugin's PodGroups."""
-    return next(feed for kind, feed in sizes.feeds if kind.path == COSCHEDULING)
+@pytest.mark.parametrize(
+    ("groups", "sizes"),
+    [
+        ([{"name": "g", "policy": {"gang": {"minCount": 4}}}], {"w/g": 4}),
+        (
+            [
+                {"name": "driver", "policy": {"basic": {}}},
+                {"name": "workers", "policy": {"gang": {"minCount": 8}}},
+            ],
+            {"w/driver": 0, "w/workers": 8},
+        ),
+        ([{"name": "g", "policy": "gang"}, "g"], {"w/g": 0}),
+        (None, {}),
+    ],
+)
+def test_a_workload_states_the_size_of_each_of_its_pod_groups(
+    groups: object, sizes: dict[str, int]
+) -> None:
+    described = {"metadata": {"name": "w"}, "spec": {"podGroups": groups}}
+
+    assert _workload_sizes(described, NAMES) == sizes
+
+
+def feed_of(sizes: GroupSizes, path: str = COSCHEDULING) -> Feed:
+    """Return the receiver of a kind of objects, by default the coscheduling plugin's PodGroups."""
+    return next(feed for kind, feed in sizes.feeds if kind.path == path)
 
 
 def pod_group(name: str, size: int) -> dict[str, Any]:
@@ -129,6 +157,55 @@ def test_two_objects_with_one_name_may_end_in_any_order() -> None:
     feed.drop(pod_group("a", 4))
 
     assert reported == {"team/coscheduling group a": None}
+
+
+def test_a_workload_gives_each_of_its_groups_a_size_and_takes_it_back() -> None:
+    reported: dict[str, int | None] = {}
+    sizes = GroupSizes(reported.__setitem__, lambda: NAMES, is_used=True)
+    feed = feed_of(sizes, "/apis/scheduling.k8s.io/v1alpha1/workloads")
+    groups = [{"name": name, "policy": {"gang": {"minCount": size}}} for name, size in COUNTS]
+    workload = {
+        "metadata": {"name": "w", "namespace": "team", "uid": "1"},
+        "spec": {"podGroups": groups},
+    }
+
+    feed.put(workload)
+    assert reported == {"team/Workload w/a": 2, "team/Workload w/b": 4}
+
+    feed.put(workload | {"spec": {"podGroups": groups[:1]}})
+    assert reported == {"team/Workload w/a": 2, "team/Workload w/b": None}
+
+    feed.drop(workload)
+    assert reported == {"team/Workload w/a": None, "team/Workload w/b": None}
+
+
+@pytest.mark.parametrize("version", ["v1alpha2", "v1beta1"])
+def test_kubernetes_own_groups_state_their_size_from_1_36_on(version: str) -> None:
+    reported: dict[str, int | None] = {}
+    sizes = GroupSizes(reported.__setitem__, lambda: NAMES, is_used=True)
+    feed = feed_of(sizes, f"/apis/scheduling.k8s.io/{version}/podgroups")
+    own = {"spec": {"schedulingPolicy": {"gang": {"minCount": 4}}}}
+
+    feed.put(pod_group("train", 0) | own)
+
+    assert reported == {"team/PodGroup train": 4}
+
+
+async def test_a_cluster_without_such_objects_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="extender")
+    settings = replace(FAST, reads_groups=True)
+    async with (
+        running_kube() as kube,
+        watched_cluster(kube, tmp_path, settings=settings) as (source, _),
+    ):
+        await eventually(lambda: not any("scheduling" in name for name in source.status))
+
+        assert not any("jobsets" in name for name in source.status)
+
+    resources = {record.__dict__.get("resource", "") for record in caplog.records}
+    assert not [name for name in resources if name.endswith(("scheduling.k8s.io", "x-k8s.io"))]
 
 
 async def test_no_group_object_is_watched_without_the_setting(tmp_path: Path) -> None:
