@@ -265,7 +265,7 @@ class MovePlan(Answer):
         node: the node.
         free: GPUs that are free there now.
         fits: whether all pods fit on other nodes.
-        moves: the pods to move.
+        moves: the pods to move; empty if pods that are being deleted hold the GPUs.
     """
 
     node: str

@@ -426,7 +426,8 @@ def find_plans(
     """Find the fewest moves that free devices on one node, in cooperative steps.
 
     Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices do not
-    count as free, nor do devices that cannot work or are used whole from outside Kubernetes.
+    count as free, nor do devices that cannot work or are used whole from outside Kubernetes. A node
+    that would lack CPU, memory or storage for the devices after the moves has no plan.
 
     Args:
         fleet: the fleet.
@@ -458,7 +459,7 @@ def find_plans(
             ready.append(node)
         elif free[at] >= gpus or row.allocatable - bad < gpus:
             continue
-        elif least := _fewest(fleet, node, resource, missing):
+        elif (least := _fewest(fleet, node, resource, missing)) is not None:
             wanted.append((len(least), sum(count for _, count in least), node, missing))
     room = _Room(
         free,
@@ -466,10 +467,14 @@ def find_plans(
         np.array([row.free_bytes for row in pool.rows], dtype=np.intp),
         np.array([row.free_storage_bytes for row in pool.rows], dtype=np.intp),
     )
-    plans = []
-    for _, _, node, missing in sorted(wanted)[:_MAX_EXAMINED]:
+    plans: list[_Plan] = []
+    for _, _, node, missing in sorted(wanted):
         yield
-        plans.append(_plan(fleet, pool, node, missing, room, host_pods))
+        lacks = _lacking(fleet, pool, node, gpus, needs, host_pods())
+        plan = _plan(fleet, pool, node, missing, room, host_pods(), lacks=lacks)
+        plans += [plan] if plan else []
+        if len(plans) == _MAX_EXAMINED:
+            break
     plans.sort(key=lambda plan: plan.cost)
     return _Defrag(ready=tuple(ready), plans=tuple(plans))
 
@@ -515,23 +520,62 @@ def _fewest(
     return chosen if missing <= 0 else None
 
 
+def _lacking(
+    fleet: Fleet,
+    pool: Pool,
+    node: str,
+    gpus: int,
+    needs: TypicalNeeds,
+    placed: Mapping[str, PlacedPod],
+) -> HostResources:
+    """Return the host resources that a node lacks for free devices, once deleted pods are gone."""
+    record, row = fleet.nodes[node], pool.rows[pool.row_of[node]]
+    if record.host is None:
+        return NONE
+    need, _ = needs.of(pool.resource, record.host, row.allocatable)
+    gone = _needs_of([pod for pod in fleet.pods_on(node) if pod.is_deleting], placed)
+    return HostResources(
+        *(gpus * each - rest for each, rest in zip(need, _left(row).plus(gone), strict=True))
+    )
+
+
+def _needs_of(pods: Sequence[PodRecord], placed: Mapping[str, PlacedPod]) -> HostResources:
+    total = NONE
+    for pod in pods:
+        total = total.plus(placed[pod.key].needs) if pod.key in placed else total
+    return total
+
+
 def _plan(
-    fleet: Fleet, pool: Pool, node: str, missing: int, room: _Room, host_pods: HostPods
-) -> _Plan:
-    """Return the fewest moves that free a node; prefer pods that fit on other nodes."""
+    fleet: Fleet,
+    pool: Pool,
+    node: str,
+    missing: int,
+    room: _Room,
+    needs: Mapping[str, PlacedPod],
+    *,
+    lacks: HostResources,
+) -> _Plan | None:
+    """Return the fewest moves that free a node; prefer pods that fit on other nodes.
+
+    None if the node still lacks the host resources `lacks` after the moves.
+    """
     pods = _movable(fleet, node, pool.resource)
     size = len(_fewest(fleet, node, pool.resource, missing) or ())
-    at, needs = pool.row_of[node], host_pods()
+    at = pool.row_of[node]
     free = int(room.free[at])
     plans: list[_Plan] = []
     for chosen in islice(combinations(pods, size), _MAX_TRIES):
         if sum(count for _, count in chosen) < missing:
             continue
+        freed = _needs_of([pod for pod, _ in chosen], needs)
+        if any(lack > got for lack, got in zip(lacks, freed, strict=True) if lack > 0):
+            continue
         plan = _Plan(node=node, free=free, moves=_moves(pool, at, chosen, room, needs))
         plans.append(plan)
         if plan.fits and sum(move.gpus for move in plan.moves) == missing:
             break
-    return min(plans, key=lambda plan: plan.cost)
+    return min(plans, key=lambda plan: plan.cost, default=None)
 
 
 def _moves(

@@ -72,6 +72,8 @@ def _render(answer: Defrag) -> RenderableType:
 
 def _rows(plan: MovePlan) -> list[list[Cell]]:
     """Format a plan: a row for each move, with the node in the first one."""
+    if not plan.moves:
+        return [[plan.node, str(plan.free), "0", "pods being deleted hold the rest", *[""] * 3]]
     return [
         [
             *([plan.node, str(plan.free), str(len(plan.moves))] if first else ["", "", ""]),

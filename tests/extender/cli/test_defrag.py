@@ -2,6 +2,8 @@
 
 import pytest
 
+from extender.answers.fleet import MovePlan
+from extender.cli.commands.defrag import _rows
 from testkit.cli_serving import Run
 
 
@@ -17,6 +19,12 @@ def test_defrag_names_nodes_with_room(run: Run) -> None:
 
     assert result.exit_code == 0
     assert "room for 2 nvidia.com/gpu already" in result.stdout
+
+
+def test_a_node_whose_pods_are_being_deleted_needs_no_move() -> None:
+    (row,) = _rows(MovePlan(node="a", free=2, fits=True, moves=[]))
+
+    assert row[:4] == ["a", "2", "0", "pods being deleted hold the rest"]
 
 
 @pytest.mark.parametrize("text", ["8", "gpus=0", "gpus=x", "gpus=2000", "cpus=8"])
