@@ -272,9 +272,13 @@ def _with_holders(
     if record is None or record.host is None or pool is None or found.node not in pool.row_of:
         return found
     row = pool.rows[pool.row_of[found.node]]
-    gpus_of = {pod.key: pod.resources.get(found.resource, 0) for pod in fleet.pods_on(found.node)}
+    gpus_of = {  # also those of the node's other resources, such as other MIG profiles
+        pod.key: sum(pod.resources.values()) or len(pod.claimed or ())
+        for pod in fleet.pods_on(found.node)
+    }
     scarce = NAMES.index(found.lacks[0])
-    whole, every = max(record.host[scarce], 1), max(row.allocatable, 1)
+    whole = max(record.host[scarce], 1)
+    every = max(sum(record.allocatable.values()), row.allocatable, 1)
     holders = [
         _Holder(
             key, gpus_of.get(key, 0), needs, needs[scarce] / whole - gpus_of.get(key, 0) / every

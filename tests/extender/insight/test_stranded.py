@@ -102,6 +102,24 @@ async def test_a_gpu_pod_with_more_than_its_share_is_named(world: World, client:
     assert found["remedy"].startswith("lower the requests of the pods listed here to ")
 
 
+async def test_a_pod_with_gpus_of_another_resource_is_no_pod_without_gpus(
+    world: World, client: Client
+) -> None:
+    small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+    counts = {small: 8, large: 2}
+    world.register_node("mig", allocatable=counts, capacity=counts)
+    world.fleet.apply_node(replace(world.fleet.nodes["mig"], host=HOST))
+    world.have("large", "mig", resource=large)
+    request(world, "mig", large=HostResources(120_000, GIB))
+
+    found = (await get(client, "/v1/advice"))["stranded"]
+
+    assert {one["resource"] for one in found} >= {small}
+    for one in found:
+        assert [(pod["pod"], pod["gpus"]) for pod in one["holders"]] == [("team/large", 1)]
+        assert one["remedy"].startswith("lower the requests of the pods listed here to ")
+
+
 async def test_nodes_with_enough_left_or_closed_nodes_are_no_finding(
     world: World, client: Client
 ) -> None:
