@@ -140,7 +140,8 @@ _DESKTOP: Final = frozenset(
     | {"rtx3080", "rtx3090", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5050", "rtx5060"}
     | {"rtx5070", "rtx5080", "rtx5090", "titanrtx", "titanv", "a2000", "a4000", "a4500", "a5000"}
     | {"a5500", "a6000", "t1000", "rtx2000", "rtx4000", "rtx4500", "rtx5000", "rtx5880", "rtx6000"}
-    | {"rtx8000", "rtxpro4000", "rtxpro4500", "rtxpro5000"}
+    | {"rtx8000", "rtxpro2000", "rtxpro4000", "rtxpro4500", "rtxpro5000", "a400", "a1000", "t400"}
+    | {"t600", "gv100"}
 )
 """GeForce and workstation cards of Volta and later without MIG."""
 
@@ -169,8 +170,8 @@ _NAMES: Final = _MPS | _MIG | _OLDER
 _SERIES: Final = re.compile(r"\b(gtx|rtx|rtx pro|titan) (\d{4}|rtx|v|xp?)\b")
 """Series and number of a GeForce, TITAN or RTX card; a suffix such as Ti or Ada does not count."""
 
-_VGPU: Final = re.compile(r" \d{1,3}[abcq]$")
-"""End of a vGPU guest's name, its profile: `NVIDIA A40-48Q`, `GRID A100-2-10C`."""
+_VGPU: Final = re.compile(r" \d{1,3}(?:[abcq]|b4|cme)$")
+"""End of a vGPU guest's name, its profile: `NVIDIA A40-48Q`, `GRID A100-2-10C`, `GRID T4-2B4`."""
 
 _USABLE: Final = 0.88
 """Usable share of the memory in a profile's name: drivers report 9.75 GiB for 1g.10gb, 16 GiB for

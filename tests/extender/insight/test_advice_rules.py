@@ -285,6 +285,11 @@ def test_any_name_of_a_model_becomes_one_of_few(name: str) -> None:
         ("NVIDIA GeForce MX150", 2.0, 2, SharingWay.TIME_SLICING),
         ("NVIDIA A40-48Q", 48.0, 2, SharingWay.TIME_SLICING),
         ("GRID A100-2-10C", 10.0, 2, SharingWay.TIME_SLICING),
+        ("GRID A100-1-5CME", 5.0, 2, SharingWay.TIME_SLICING),
+        ("GRID T4-2B4", 2.0, 2, SharingWay.TIME_SLICING),
+        ("NVIDIA RTX A1000", 7.9, 2, SharingWay.MPS),
+        ("Quadro GV100", 31.7, 8, SharingWay.MPS),
+        ("NVIDIA RTX PRO 2000 Blackwell", 15.9, 4, SharingWay.MPS),
     ],
 )
 def test_an_unmeasured_card_is_shared_by_its_model_and_memory(
