@@ -58,10 +58,10 @@ _TOPOLOGY_SECONDS: Final = 300.0
 """Interval of reads: the policy changes only when the kubelet restarts."""
 
 _TOPOLOGY_FLAG: Final = re.compile(
-    r"--(topology-manager-policy|topology-manager-scope|config)=?(.*)"
+    r"--(topology-manager-policy|topology-manager-scope|config|config-dir)(?:=(.*))?"
 )
 _TOPOLOGY_FIELD: Final = re.compile(
-    r"""^\s*["']?topologyManager(Policy|Scope)["']?:\s*["']?([a-z-]+)""", re.MULTILINE
+    r"""(?:^|[{,])\s*["']?topologyManager(Policy|Scope)["']?:\s*["']?([a-z-]+)""", re.MULTILINE
 )
 
 Topology = tuple[str, str]
@@ -311,8 +311,14 @@ def _read_topology(proc: Path) -> Topology:
         found = _TOPOLOGY_FLAG.fullmatch(argument)
         if found is not None:
             flags[found[1]] = found[2] or following
-    text = small_file(flags["config"]) if "config" in flags else None
-    fields = dict(_TOPOLOGY_FIELD.findall(text or ""))
+    # Flags count before the files of `--config-dir`, and of these the last one.
+    files = [flags["config"]] if "config" in flags else []
+    files += (
+        sorted(map(str, Path(flags["config-dir"]).glob("*.conf"))) if "config-dir" in flags else []
+    )
+    fields: dict[str, str] = {}
+    for file in files:
+        fields |= _TOPOLOGY_FIELD.findall(small_file(file) or "")
     policy = flags.get("topology-manager-policy") or fields.get("Policy", "")
     scope = flags.get("topology-manager-scope") or fields.get("Scope", "")
     return (policy, scope) if policy else UNKNOWN_TOPOLOGY

@@ -350,6 +350,7 @@ def test_flags_of_the_kubelet_are_read(
     [
         "kind: Kubelet\ntopologyManagerPolicy: restricted\ntopologyManagerScope: pod\n",
         '{\n  "topologyManagerPolicy": "restricted",\n  "topologyManagerScope": "pod"\n}',
+        '{"kind":"Kubelet","topologyManagerPolicy":"restricted","topologyManagerScope":"pod"}',
     ],
 )
 def test_kubelet_flag_overrides_its_mounted_configuration_file(
@@ -361,6 +362,24 @@ def test_kubelet_flag_overrides_its_mounted_configuration_file(
     assert _read_topology(machine.proc) == ("restricted", "pod")
 
     start(machine, "--config", str(file), SINGLE)
+    assert _read_topology(machine.proc) == ("single-numa-node", "pod")
+
+
+def test_the_last_file_of_the_configuration_directory_counts(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "config.json", tmp_path / "config.json.d"
+    file.write_text('{"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"}')
+    folder.mkdir()
+    for name, policy in (("10-a.conf", "best-effort"), ("20-b.conf", "none"), ("30.yaml", "x")):
+        (folder / name).write_text(f"topologyManagerPolicy: {policy}\n")
+    start(machine, f"--config={file}", f"--config-dir={folder}")
+    assert _read_topology(machine.proc) == ("none", "pod")
+
+    start(machine, f"--config={file}", "--config-dir", str(tmp_path / "not-mounted"))
+    assert _read_topology(machine.proc) == ("restricted", "pod")
+
+    start(machine, "--config", str(file), "--config-dir", str(folder), SINGLE)
     assert _read_topology(machine.proc) == ("single-numa-node", "pod")
 
 
