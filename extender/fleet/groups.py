@@ -29,7 +29,8 @@ class _Members:
     Attributes:
         placed: pods by node, bound or assumed.
         waiting: devices requested by the pods that are not placed.
-        counts: devices requested by each of these pods.
+        counts: devices of the resource requested by each of these pods that requests any.
+        others: number of these pods that request other GPU resources alone.
         are_alike: whether the pods that are not placed may go to the same nodes as the pod that is
             being placed, as far as known.
     """
@@ -37,6 +38,7 @@ class _Members:
     placed: Mapping[str, int]
     waiting: int
     counts: tuple[int, ...]
+    others: int
     are_alike: bool
 
 
@@ -143,7 +145,7 @@ class PodGroups:
         if group is None or pool is None or not policy.group_topology:
             return None
         members = self._members(group.key, uid, request.resource)
-        known = len(members.counts) + 1
+        known = len(members.counts) + members.others + 1
         stated = self.stated_size(group)
         size = max(stated or 0, known)
         if size == 1:
@@ -167,11 +169,14 @@ class PodGroups:
         """Return the pods of a group except the pod that is being placed."""
         placed: dict[str, int] = {}
         counts: list[int] = []
-        waiting = 0
+        waiting = others = 0
         own, are_alike = self._pods.get(uid), True
         for record in (self._pods[other] for other in self._uids.get(key, ()) if other != uid):
             count = record.resources.get(resource, 0)
-            if not count or record.is_deleting:
+            if record.is_deleting:
+                continue
+            if not count:
+                others += 1
                 continue
             counts.append(count)
             assumed = self._ledger.get(record.uid)
@@ -181,7 +186,13 @@ class PodGroups:
             else:
                 waiting += count
                 are_alike &= own is None or _demands(own) == _demands(record)
-        return _Members(placed=placed, waiting=waiting, counts=tuple(counts), are_alike=are_alike)
+        return _Members(
+            placed=placed,
+            waiting=waiting,
+            counts=tuple(counts),
+            others=others,
+            are_alike=are_alike,
+        )
 
     def _topology(
         self, pool: Pool, nodes: Mapping[str, NodeRecord], labels: tuple[str, ...]

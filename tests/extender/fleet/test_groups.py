@@ -94,6 +94,19 @@ def test_a_size_from_an_object_counts_unless_the_pod_says_one() -> None:
     assert (least.size, least.total) == (4, 4)
 
 
+def test_pods_with_other_gpus_are_no_missing_pods_of_the_group() -> None:
+    made = world({"a": "1", "b": "1"}, cards=1)
+    waiting(made, "p-0", "p-1")
+    waiting(made, "driver", resources={"nvidia.com/mig-1g.10gb": 1})
+
+    found = need(made, "p-0", requested(3))
+
+    assert found is not None
+    assert (found.size, found.rest, found.total) == (3, 2, 2)
+    decision = made.placer.weigh(pod_ref("p-0"), requested(3), ("a", "b")).decision
+    assert len(ranking(decision)) == 2
+
+
 def test_replicas_of_a_workloads_group_share_the_size_that_it_states() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0")
