@@ -84,15 +84,25 @@ def _job_set_size(raw: Mapping[str, object], names: ResourceNames) -> _Sizes:
         >>> _job_set_size(job_set, ResourceNames())
         {'train': 8}
     """
-    total = 0
+    stages: dict[str, int] = {}
+    totals: dict[int, int] = {}
     for replicated in objects_of(mapping_of(raw.get("spec")).get("replicatedJobs")):
+        # A Job depends on earlier ones of the list only; it may start once these are complete.
+        stage = max(
+            (
+                stages.get(text_of(other.get("name")), 0) + (other.get("status") == "Complete")
+                for other in objects_of(replicated.get("dependsOn"))
+            ),
+            default=0,
+        )
+        stages[text_of(replicated.get("name"))] = stage
         job = mapping_of(mapping_of(replicated.get("template")).get("spec"))
         if count_devices(mapping_of(job.get("template")), names):
             pods = _or_one(job.get("parallelism"))
             if job.get("completions") is not None:
                 pods = min(pods, int_of(job.get("completions")))
-            total += _or_one(replicated.get("replicas")) * pods
-    return {_name(raw): total}
+            totals[stage] = totals.get(stage, 0) + _or_one(replicated.get("replicas")) * pods
+    return {_name(raw): max(totals.values(), default=0)}
 
 
 def _or_one(value: object) -> int:

@@ -29,8 +29,13 @@ COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 def jobs(template: object, **spec: Any) -> dict[str, Any]:
     """Return a replicated Job of a JobSet."""
     replicas = spec.pop("replicas", None)
-    job = {"template": {"spec": {"template": template, **spec}}}
+    job = {"name": "a", "template": {"spec": {"template": template, **spec}}}
     return job if replicas is None else job | {"replicas": replicas}
+
+
+def after(status: str, job: dict[str, Any], name: str = "a") -> dict[str, Any]:
+    """Return a replicated Job that waits for another one."""
+    return job | {"dependsOn": [{"name": name, "status": status}]}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,17 @@ def jobs(template: object, **spec: Any) -> dict[str, Any]:
         ([jobs(GPU_POD, replicas=0)], 0),
         ([jobs(GPU_POD, parallelism="four")], 0),
         ("none", 0),
+        ([jobs(GPU_POD, replicas=3), after("Complete", jobs(GPU_POD, replicas=2))], 3),
+        ([jobs(GPU_POD, replicas=2), after("Complete", jobs(GPU_POD, replicas=3))], 3),
+        ([jobs(GPU_POD, replicas=2), after("Ready", jobs(GPU_POD, replicas=3))], 5),
+        (
+            [
+                jobs(GPU_POD),
+                after("Complete", jobs(GPU_POD, replicas=2) | {"name": "b"}),
+                after("Ready", jobs(GPU_POD, replicas=4), name="b"),
+            ],
+            6,
+        ),
     ],
 )
 def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
