@@ -58,7 +58,8 @@ class CardAdvice(SampledUse):
         memory_total_bytes: memory of the card.
         verdict: `fewer`, `do-not-share`, `share`, `more`, `keep` or `not-measured`.
         recommended_replicas: replicas to offer, 1 for a whole card.
-        bound_by: limit of the number: `activity`, `memory` or `most`; null without measurements.
+        bound_by: limit that determines `recommended_replicas`: `activity`, `memory` or `most`; null
+            without measurements.
         way: recommended way of sharing if it differs from the present one: `mig`, `mps` or
             `time-slicing`.
         mig_layout: MIG layout of equal instances, such as `2x 3g.40gb`.
@@ -142,7 +143,7 @@ class StrandedHolder(Answer):
     Attributes:
         pod: the pod, as `namespace/name`.
         gpus: GPUs that it holds.
-        part: part of the node's scarcest resource beyond that share, from 0 to 1.
+        part: part of the node's scarcest resource that it holds beyond that share, from 0 to 1.
         requests: its requests; null if the caller may not read the pod.
     """
 

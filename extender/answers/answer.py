@@ -8,11 +8,11 @@ import msgspec
 
 
 class Answer(msgspec.Struct):
-    """An object of an answer."""
+    """Base class of the answers and of the objects in them."""
 
 
 class ErrorAnswer(Answer):
-    """Error of a request.
+    """Answer to a request that failed.
 
     Attributes:
         error: the fault and its remedy.

@@ -51,7 +51,8 @@ class HolderAnswer(Answer):
         is_at_least: whether the idle time may be longer, because earlier activity is unknown.
         gpu_hours: cards times hours since the binding. A share of a shared device counts in part,
             a MIG instance as its compute slices of the card's.
-        gpu_hours_idle: the idle part.
+        gpu_hours_idle: part of `gpu_hours` since the last activity of the devices that are idle
+            now.
         memory_used_bytes: memory in use on its devices.
         why: the evidence in one line.
         devices: its devices, as reported by a source.
@@ -91,9 +92,9 @@ class SumsAnswer(Answer, kw_only=True):
     Attributes:
         pods: number of pods.
         gpus: GPUs or replicas that they hold, without MIG instances.
-        gpus_idle: idle ones.
+        gpus_idle: GPUs or replicas among these that are idle.
         mig_instances: MIG instances that they hold.
-        mig_instances_idle: idle ones.
+        mig_instances_idle: MIG instances among these that are idle.
         gpu_hours: card-hours since each binding.
         gpu_hours_used: card-hours that were not idle.
         gpu_hours_idle: idle card-hours.

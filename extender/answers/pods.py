@@ -148,7 +148,7 @@ class PodSummary(Answer):
         resources: GPUs that it requests, by resource.
         gpus: GPUs, shares or MIG instances that it holds or waits for.
         gpus_unknown: number of its GPUs that no source attributes to the pod.
-        devices: the others.
+        devices: its devices that a source attributes to the pod.
         utilization_ratio: mean utilization of its devices.
         memory_used_bytes: memory that it uses on its devices; null if unknown for one of them.
         memory_declared_bytes: memory that it declared for a GPU, times `gpus`.

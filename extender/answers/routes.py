@@ -39,7 +39,7 @@ class Route(Generic[_Kind]):
         method: HTTP method.
         path: path; `{name}` stands for a path parameter.
         answer: type of the answer; `Answer` for a route that answers no JSON.
-        parameters: query parameters by name; of a text parameter its meaning.
+        parameters: query parameters by name; the value of a text parameter is its meaning.
         is_open: whether it answers callers without a token even if the API requires one.
         summary: description of the route, "" to use the docstring of its answer.
     """

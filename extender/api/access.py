@@ -251,7 +251,7 @@ def make_access(
 
 
 class _Namespaces:
-    """Union of several tallies' names; the same object as long as the names do not change."""
+    """Union of several sets of counted names; the same object until a name is added or removed."""
 
     def __init__(self, *tallies: NameCounts) -> None:
         self._tallies = tallies

@@ -39,7 +39,7 @@ _READY: Final = "ready"
 def health_routes(
     ready_state: Callable[[], str], degraded: Callable[[], Mapping[str, str]]
 ) -> list[web.RouteDef]:
-    """Return the routes.
+    """Return the routes for the kubelet's probes.
 
     Args:
         ready_state: returns "ready", or the state that keeps the extender from answering; called

@@ -37,7 +37,7 @@ _CLOSED: Final = (
 
 
 class Cluster:
-    """One API server and one identity.
+    """Client of the API server, with the identity of a kubeconfig.
 
     Args:
         transport: transport to the API server.

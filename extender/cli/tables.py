@@ -204,9 +204,9 @@ def _length(cell: Text) -> int:
 def _lines(
     cells: Sequence[Text], columns: Sequence[_Column], gap: int, *, is_head: bool = False
 ) -> Iterator[Text]:
-    """Yield the lines of one row; a short cell is beside the first lines of a folded one.
+    """Yield the lines of one row; short cells align with the first lines of folded ones.
 
-    A short header is beside the last lines.
+    A short header aligns with the last line of a folded header.
     """
     folded = [_fold(cell, one.width) for cell, one in zip(cells, columns, strict=True)]
     height = max(map(len, folded))

@@ -49,7 +49,7 @@ class ClientError(Exception):
 
 
 def cause_of(error: Exception) -> str:
-    """Return an error's message on one line, of a file's error without its number and path."""
+    """Return an error's message on one line, without the number and path of a file's error."""
     cause = error.strerror if isinstance(error, OSError) else None
     return " ".join((cause or str(error)).split())
 

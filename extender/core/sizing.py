@@ -292,7 +292,7 @@ def propose(
 
 
 def _stated_gpus(text: str, described: str) -> tuple[int | None, int | None, str]:
-    """Return the GPUs that a task states, how many of them hold one copy, and the reason.
+    """Return the number of GPUs that a task states, the number for one model copy, and the reason.
 
     (None, None, "") if it states none.
 

@@ -45,7 +45,7 @@ class LookOrder:
         self._promising: set[object] = set()
 
     def begin(self, waiting: Iterable[str]) -> None:
-        """Begin a check.
+        """Begin a check of the waiting pods.
 
         Args:
             waiting: UIDs of all waiting pods. New pods count as examined at the last check, so all

@@ -118,7 +118,7 @@ class NodeAllocations:
 
     @property
     def unsettled(self) -> frozenset[str]:
-        """Nodes to allocate again after the next readings, which may cover more of their pods."""
+        """Nodes with pods that no reading covers; the next readings allocate them again."""
         return frozenset(self._unsettled)
 
     @property

@@ -106,7 +106,7 @@ class DeviceColumns:
         self.counts: dict[str, Rows] = {name: np.zeros(0, dtype=np.intp) for name in _COUNTS}
 
     def adopt_in_steps(self, before: Policy, policy: Policy) -> Steps[None]:
-        """Switch to another policy with the last step."""
+        """Apply another policy in steps; it takes effect with the last step."""
         if policy.window_seconds != before.window_seconds:
             yield from self.windows.resize_in_steps(policy.window_seconds)
         if policy.recent_seconds != before.recent_seconds:
@@ -143,7 +143,7 @@ class DeviceColumns:
             self.counts[name] = _padded(counts, self.capacity)
 
     def shift_back(self, seconds: float, now: float) -> None:
-        """Shift all times back after the clock was set back, but none into the future.
+        """Shift all times back after the clock was set back; a time in the future becomes `now`.
 
         Args:
             seconds: time by which the clock was set back.
@@ -222,7 +222,7 @@ class DeviceColumns:
         flags["is_emptying"][rows], numbers["released_bytes"][rows] = False, 0.0
 
     def account_again(self, rows: Rows) -> None:
-        """Attribute memory again after the tenants of already measured devices became known.
+        """Attribute memory in use again, after tenants of already measured devices became known.
 
         Args:
             rows: the devices; some may never have been measured.

@@ -1,10 +1,10 @@
 """Record which pods hold which devices, and to whom the devices' memory in use belongs.
 
-Of the sources that report the holders the agent of the node comes first. Readings show the memory
-in use of the whole device, and rarely per pod. Declared memory counts for its pod whether in use or
-not, so the unknown is the memory in use by others: processes outside Kubernetes and pods that
-declared none. Each reading limits the growth of that part, and memory in use before a pod came does
-not belong to the pod.
+The node's agent takes precedence over the other sources that report the holders. Readings show the
+memory in use of the whole device, and rarely per pod. Declared memory counts for its pod whether in
+use or not, so the unknown is the memory in use by others: processes outside Kubernetes and pods
+that declared none. Each reading limits the growth of that part, and memory in use before a pod came
+does not belong to the pod.
 """
 
 from collections import Counter

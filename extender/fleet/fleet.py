@@ -180,7 +180,7 @@ class Fleet:
             self._snapshots.mark_stale()
 
     def apply_group_size(self, key: str, size: int | None) -> None:
-        """Apply the size that a pod group's object states, None if no object states it."""
+        """Set the size of a pod group from its API object; None if no object states a size."""
         self.groups.note_size(key, size)
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:

@@ -70,7 +70,7 @@ class PodGroups:
             self._uids.setdefault(record.group.key, set()).add(record.uid)
 
     def note_size(self, key: str, size: int | None) -> None:
-        """Apply the size that a group's object states, None if no object states it."""
+        """Set the size of a pod group from its API object; None if no object states a size."""
         if size is None:
             self._sizes.pop(key, None)
         else:

@@ -56,7 +56,7 @@ _MAX_LISTED: Final = 8
 
 
 def aim(request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> tuple[Target, ...]:
-    """Return the targets of a request, unusable ones marked, targets with free GPUs first.
+    """Mark the unusable targets of a request, and sort targets with free GPUs first.
 
     Args:
         request: a request with targets.

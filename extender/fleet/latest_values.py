@@ -120,9 +120,9 @@ class LatestValues:
         return self._columns[signal]
 
     def measured_at(self, *signals: Signal, rows: Rows | slice = ALL) -> Column:
-        """Return when the newest of the signals was measured.
+        """Return the measurement time of each device's newest value among the signals.
 
-        In seconds since the epoch; NaN if none has a value.
+        In seconds since the epoch; NaN without a value.
         """
         known = [self._times[signal][rows] for signal in signals if signal in self._times]
         newest = known[0] if known else np.full(self._capacity, np.nan)[rows]
@@ -144,7 +144,7 @@ class LatestValues:
     def _newest_source(
         self, *signals: Signal, rows: Rows | slice = ALL, with_preference: bool = False
     ) -> _Origins:
-        """Return the source of the newest of the signals, 0 if there is none.
+        """Return the source of each device's newest value among the signals, 0 without a value.
 
         Args:
             signals: the signals.
@@ -164,7 +164,7 @@ class LatestValues:
         return found
 
     def newest(self, signals: Iterable[Signal], row: int) -> tuple[int, float] | None:
-        """Return source and time of the newest of the signals of a row, None without a value."""
+        """Return source and time of a row's newest value among the signals, None without any."""
         reported = (
             (float(self._times[signal][row]), int(self._origins[signal][row]))
             for signal in signals
@@ -251,7 +251,7 @@ class LatestValues:
         self._capacity = capacity
 
     def shift_back(self, seconds: float, now: float) -> None:
-        """Shift all times back after the clock was set back, but none into the future."""
+        """Shift all times back after the clock was set back; a time in the future becomes `now`."""
         for times in self._times.values():
             np.minimum(times - seconds, now, out=times)
 

@@ -57,12 +57,12 @@ class DeviceStore:
         return len(self._registry)
 
     def adopt_in_steps(self, policy: Policy) -> Steps[None]:
-        """Switch to another policy with the last step; readings stay."""
+        """Apply another policy in steps; it takes effect with the last step, and readings stay."""
         yield from self._columns.adopt_in_steps(self._policy, policy)
         self._policy = self._intake.policy = policy
 
     def shift_back(self, seconds: float, now: float) -> None:
-        """Shift all recorded times back after the clock was set back, and none beyond now."""
+        """Shift all times back after the clock was set back; a time in the future becomes `now`."""
         self._columns.shift_back(seconds, now)
 
     def prefer(self, source: str, seconds: float) -> None:
@@ -215,9 +215,9 @@ class DeviceStore:
         return any(xid and health.xid_action(int(xid)) is not HealthAction.IGNORE for xid in xids)
 
     def reported(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
-        """Return source and time of the newest of some signals of a device.
+        """Return source and time of a device's newest value among some signals.
 
-        None if none of them has a value.
+        None if no signal has a value.
         """
         newest = self._latest.newest(signals, row)
         return None if newest is None else (self._intake.sources[newest[0]], newest[1])

@@ -1,6 +1,6 @@
-"""Build the nodes of an explanation: some in full with their devices, the others in short.
+"""Build the nodes of an explanation: full records with devices for some, short ones for others.
 
-Of a requested node it also reports what the decision recorded, and why details are missing.
+For a node that the caller names, also report the extent of its record, and why details are missing.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -145,7 +145,7 @@ def _decided_score(verdict: NodeVerdict, decision: Decision) -> float:
 
 
 def _lost_late(ranking: Ranking, verdict: NodeVerdict) -> str:
-    """Compare the scores of a node that is recorded only from the binding, "" for other nodes.
+    """Compare scores with the first choice if a node was recorded only at the binding, else "".
 
     Parts of a score from another time than the first choice's cannot be compared one by one.
     """
@@ -250,7 +250,7 @@ def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[ReasonNodes]
 
 
 def kept_view(candidates: int, in_full: int) -> StoredAnswer:
-    """Summarize how many candidates are recorded in full and in short, from their numbers."""
+    """Summarize how many candidates a decision recorded in full, and how many in short."""
     in_short = max(candidates - in_full, 0)
     note = "every candidate is recorded in full: devices and readings at the time of the decision"
     if in_short:
@@ -352,7 +352,7 @@ def requested_node(
 
 
 def in_short_or_full(report: NodeReport, in_full: Container[str], feasible: int) -> NodeReport:
-    """Return the record of the requested node, depending on its detail.
+    """Set whether the record of the requested node is in full or in short, and why.
 
     Args:
         report: record of the node.

@@ -27,7 +27,7 @@ _RISE: Final = 0.001
 
 
 class Idleness:
-    """Sweeps all devices periodically. Only the event loop's thread may change it.
+    """Records the last activity of all devices in periodic sweeps, on the event loop's thread only.
 
     Args:
         fleet: state of the fleet.
@@ -59,7 +59,7 @@ class Idleness:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def look(self) -> None:
-        """Update all devices in a few vector operations."""
+        """Update the last activity of all devices in a few vector operations."""
         now = self._clock()
         if self.began_at is None:
             self.began_at = now

@@ -1,4 +1,4 @@
-"""Replay a log of decisions: by the code of a running extender, with other settings, in figures.
+"""Replay a decision log with other settings, using the server's code, and report differences.
 
 Only settings that affect the decision itself can change: the log has the estimates, not the
 readings that they were computed from.

@@ -85,7 +85,7 @@ class ShadowMode:
             self.log.note_bound(record.pod.uid, record.bound_node, self._clock())
 
     def note_own(self, record: DecisionRecord) -> None:
-        """Watch a bound pod for regret; this replica decided last about the pod."""
+        """Start the regret watch of a bound pod about which this replica decided last."""
         self.regret.note(record)
 
     def degraded(self) -> Mapping[str, str]:

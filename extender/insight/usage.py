@@ -1,6 +1,6 @@
-"""GPU-hours and costs by group: of the pods that hold GPUs now, and of all pods of a period.
+"""Sum GPU-hours and costs by group, for pods that hold GPUs now and for all pods of a period.
 
-The record of past hours also has the pods that have ended.
+The record of past hours includes pods that have ended.
 """
 
 import asyncio

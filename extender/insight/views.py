@@ -307,7 +307,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
-    """Build a decision's record; in full with all verdicts and the best nodes explained."""
+    """Build a decision's JSON record; the full form has all verdicts and explains the best ones."""
     return finish(decision_in_steps(record, brief=brief))
 
 

@@ -1,4 +1,4 @@
-"""Answers about a pod that the caller sends: POST /v1/explain (its placement), POST /v1/size.
+"""Answer POST /v1/explain and /v1/size: placement and memory of a pod that the caller sends.
 
 A prediction includes which nodes kube-scheduler would send for the pod.
 """

@@ -114,7 +114,7 @@ def token_key(token: str) -> bytes:
 
 
 class Recent(Generic[_Value]):
-    """A cache of values by token hash that keeps the most recently stored ones.
+    """Cache of values by token hash; a full cache drops the value that was stored first.
 
     Args:
         most: maximum number of entries.

@@ -32,7 +32,7 @@ _OTHER: Final = "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A bound pod that may be ours, with the times of answer and binding, monotonic seconds."""
+    """A bound pod that this replica may have placed, with monotonic times of answer and binding."""
 
     choice: Choice
     node: str

@@ -23,7 +23,7 @@ class _BoundPods:
     """A group of bound pods with equal scheduler, GPU resources and verdict.
 
     Attributes:
-        were_refused: filter had refused them everywhere, and no further request came.
+        were_refused: filter had refused every node for them, and no further request came.
         example: `namespace/name` of the last pod.
         first_at: time of the first binding, in seconds.
         last_at: time of the last binding, in seconds.
@@ -242,7 +242,7 @@ _DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A bound pod that is not judged yet, with the time in which requests for it were possible."""
+    """A bound pod that is not classified yet, with the period in which requests were possible."""
 
     record: PodRecord
     since: float
@@ -259,7 +259,7 @@ class BypassedPods:
     Args:
         request_log: requests to all replicas.
         metrics: counts the pods.
-        settings: which pods to judge, and when.
+        settings: which pods to classify, and when.
         peers: state of the reports from other replicas; None without others.
         grace_seconds: shortest time from a binding to the verdict.
     """
@@ -333,13 +333,13 @@ class BypassedPods:
             self._request_log.forget(uid)
 
     async def run(self) -> None:
-        """Judge until cancelled."""
+        """Classify bound pods until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep()
 
     def sweep(self) -> None:
-        """Judge the pods whose requests are known by now; write the log line if it is due."""
+        """Classify the pods whose requests are known by now; write the log line if it is due."""
         now = self._request_log.monotonic()
         while self._bound and self._settle(self._bound[0], now):
             self._bound.popleft()
@@ -366,7 +366,7 @@ class BypassedPods:
         )
 
     def _settle(self, bound: _Bound, now: float) -> bool:
-        """Judge a pod, or leave it unjudged; return False if it is too early for either."""
+        """Classify a pod, or count it as unjudged; return False if it is too early for either."""
         uid, waited_seconds = bound.record.uid, now - bound.bound_at
         verdict = self._request_log.verdict(uid)
         if verdict is BypassVerdict.CALLED:
@@ -389,7 +389,7 @@ class BypassedPods:
         return True
 
     def _judge(self, bound: _Bound, verdict: BypassVerdict) -> None:
-        """Count a pod, and add it to the group of like pods."""
+        """Classify and count a pod, and add it to the group of similar pods."""
         record, resources = bound.record, tuple(bound.record.resources)
         were_refused = verdict is BypassVerdict.NOT_CALLED and record.uid in self._request_log
         self._request_log.forget(record.uid)

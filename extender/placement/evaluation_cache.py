@@ -1,4 +1,4 @@
-"""Cache evaluations of pools by request, and update or precompute them before the next call."""
+"""Cache each request's evaluation of all nodes, and update or precompute it between calls."""
 
 import asyncio
 import contextlib

@@ -114,7 +114,7 @@ class PlacedEvidence:
 
 
 def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) -> PlacedEvidence:
-    """Add the identity of the devices to the inputs of verdicts.
+    """Combine the inputs of verdicts with the devices' identities and readings.
 
     Args:
         evidence: inputs from a snapshot whose rows still belong to the same devices.

@@ -125,7 +125,7 @@ class Placer:
 
     @property
     def policy(self) -> Policy:
-        """Settings of the decision."""
+        """Settings by which nodes are ranked."""
         return self.fleet.policy
 
     def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
@@ -266,10 +266,11 @@ class Placer:
     def accepts_without(
         self, pod: PodRef, request: GpuRequest, victims: Iterable[Victims]
     ) -> frozenset[str]:
-        """Return the nodes that filter would accept without the victims.
+        """Return the candidate nodes that filter would accept once their victims are evicted.
 
-        With strict prices these are the cheapest of them. Readings of a victim's devices then count
-        for no pod. An unknown node is accepted. An unknown victim has no GPU, so it releases none.
+        With strict prices only the cheapest of these nodes are returned. Readings of a victim's
+        devices then count for no pod. An unknown node is accepted. An unknown victim has no GPU, so
+        it releases none.
         """
         accepted = self._accepted(pod, request, victims)
         return self._without_dearer(request, accepted)

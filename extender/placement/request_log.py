@@ -34,15 +34,15 @@ SILENCE_SECONDS: Final = 900.0
 
 
 class PeerReports(Protocol):
-    """The time for which the requests to all other replicas are known, monotonic seconds."""
+    """Period for which the requests to all other replicas are known, in monotonic seconds."""
 
     @property
     def since(self) -> float:
-        """Start; earlier requests are lost for good."""
+        """Start of the period; earlier requests are lost for good."""
 
     @property
     def until(self) -> float:
-        """End, from reports that each replica sent after it."""
+        """End of the period; each replica has sent a report later than this."""
 
 
 class BypassVerdict(StrEnum):

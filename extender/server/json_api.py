@@ -54,7 +54,7 @@ class QueryError(ValueError):
 
 
 def serve(route: Route[Any], handler: Handler) -> web.RouteDef:
-    """Return the definition of a route; parameters that the route lacks get status 400."""
+    """Return the definition of a route; requests with unknown parameters get status 400."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, route.parameters)

@@ -23,7 +23,7 @@ NO_NAMESPACE: Final = ""
 
 
 class AccessError(Exception):
-    """A caller may not read, or its rights cannot be reviewed; the message says why.
+    """A caller may not read the API, or its rights are unknown; the message says why.
 
     Attributes:
         status: HTTP status: 401, 429 or 503.

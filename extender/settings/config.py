@@ -259,7 +259,7 @@ class Settings(Section):
         return self
 
     def peer_secret(self) -> str:
-        """Return the secret that proves a replica, or "" if TLS is used or no secret is set.
+        """Return the secret that authenticates replicas, "" if TLS is used or no secret is set.
 
         Raises:
             ValueError: the secret file cannot be read.

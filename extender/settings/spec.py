@@ -38,7 +38,7 @@ _HEADER: Final = "| setting | unit or type | default | bounds | meaning |\n|---|
 
 
 class SettingKind(StrEnum):
-    """Kind of a value, in words that follow `must be`."""
+    """Kind of a setting's value; in messages it follows the words `must be`."""
 
     BOOLEAN = "true or false"
     CHOICE = "one of"
@@ -87,12 +87,12 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """Allowed values, in words that follow `must be`."""
+        """Allowed values; in messages they follow the words `must be`."""
         return self.form or " ".join(filter(None, (self.kind, self.limits)))
 
     @property
     def limits(self) -> str:
-        """Bounds with their unit, in words that follow `must be`."""
+        """Bounds with their unit; in messages they follow the words `must be`."""
         is_spoken = self.unit not in {"bytes", "ratio"}  # quantities and plain numbers need none
         bounds = f"from {self.bounds}" if " to " in self.bounds else self.bounds
         return " ".join(filter(None, (bounds, self.unit if is_spoken else "")))

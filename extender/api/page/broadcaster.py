@@ -113,7 +113,10 @@ class Broadcaster:
         return len(self._viewers)
 
     def has_room_for(self, who: str, most: int) -> bool:
-        """Check whether a viewer may join; if full, disconnect one of the client with most."""
+        """Check whether a viewer may join, and make room if necessary.
+
+        If the limit is reached, disconnect the newest viewer of the client with the most viewers.
+        """
         if len(self._viewers) < most:
             return True
         heaviest = connections_to_close(Counter(viewer.who for viewer in self._viewers), who)

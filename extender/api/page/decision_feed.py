@@ -26,7 +26,7 @@ class DecisionFeed:
 
     Args:
         history: latest decisions.
-        replicas: names the decisions' ids.
+        replicas: returns the id of each decision.
     """
 
     def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:

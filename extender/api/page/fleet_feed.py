@@ -129,7 +129,7 @@ def _looked_at(snapshot: Snapshot) -> _Looked:
 
 
 def _rows_since(snapshot: Snapshot, looked: _Looked) -> Mapping[str, list[int]] | None:
-    """Return the rows of each pool that may have changed since; None if any row may have."""
+    """Return the rows of each pool that may differ from `looked`; None if any row may differ."""
     since = {}
     for resource, pool in snapshot.pools.items():
         version, count = looked.get(resource, (-1, 0))

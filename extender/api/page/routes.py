@@ -117,7 +117,7 @@ _LostNode = tuple[str, str | None]
 
 
 class _Lost:
-    """Handlers of /v1/page/lost, for pages and for other replicas.
+    """Handlers of /v1/page/lost, which explains why runners-up lost; for pages and other replicas.
 
     Args:
         history: decisions of this replica.

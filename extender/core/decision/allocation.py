@@ -31,8 +31,8 @@ class DeviceTenancy:
         works_since: returns the latest start of a pod's GPU containers on the same clock.
         expected: returns the measured memory use of similar pods per device in bytes, None without
             such a pod.
-        guessed: devices that pods are assumed to hold; `allocate` adds what is missing. If None,
-            nothing is remembered.
+        guessed: devices that pods are assumed to hold; `allocate` adds its own assumptions. None to
+            remember none.
     """
 
     is_mapped: bool

@@ -28,7 +28,7 @@ _NOTHING: Final[Ratios] = np.zeros(1)
 
 
 def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return the units of fit of each node for close devices: `JOINED`, `NEAR` or 0.
+    """Return the score units of each node for devices close together: `JOINED`, `NEAR` or 0.
 
     If it is unknown which devices are allocated, they may belong to any set.
 

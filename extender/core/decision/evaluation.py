@@ -319,7 +319,7 @@ def _evaluate_batch_in_steps(
 def stranded_by_in_steps(
     batch: Batch, assessment: Assessment, wants: Wants, others: Others
 ) -> Steps[Ratios | None]:
-    """Return the devices that the pods strand for others; None if that does not count."""
+    """Return how many devices the pods strand, per node; None if that does not count."""
     if not others.seen or not weighs_stranded(batch, wants.strategy):
         return None
     return (

@@ -141,7 +141,7 @@ def _lacks_room(batch: Batch, requested: DeviceRequests, assessment: Assessment)
 
 
 def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:
-    """Return the number of landing devices per node that are in foreign use without a flag.
+    """Return per node the number of landing devices in foreign use that no flag marks.
 
     Without known device holders, more devices in use than pods hold still prove foreign use.
     """

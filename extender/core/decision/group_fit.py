@@ -215,7 +215,7 @@ def fit_group(
 
 
 def _budget(price_mode: PriceMode) -> float:
-    """Return the units between the largest fit of a node and the next step of certainty."""
+    """Return the score units left for nearness, between the largest fit and a step of certainty."""
     return FIT - 1 - SHARED - JOINED - PRICE * (price_mode is PriceMode.PREFER)
 
 

@@ -172,7 +172,7 @@ def decode(cause: int) -> tuple[Sign, int]:
 def shown_by(
     cause: int, row: int, causes: Mapping[int, int] | Rows
 ) -> tuple[tuple[Signal, ...], int]:
-    """Return the signals that show a cause, and the row of their device; () if no signal shows it.
+    """Return the signals that reveal a cause, () for none, and the row of the faulty device.
 
     Args:
         cause: cause of a device.
@@ -239,10 +239,10 @@ def short_words(cause: int) -> str:
 
 
 def blamed_siblings(causes: Rows, all_causes: Rows) -> Mapping[int, int]:
-    """Return the causes of the devices that exclude their siblings, by row.
+    """Return the causes, by row, of the faulty devices that exclude some of the given ones.
 
     Args:
-        causes: causes of some devices.
+        causes: causes of the given devices.
         all_causes: causes of every device, by row.
     """
     blaming = causes[is_blamed_on_sibling(causes)] & _LARGEST_VALUE

@@ -132,9 +132,9 @@ class Nearness:
     """Nearness of one node to a pod's group.
 
     Attributes:
-        units: units of score for the nearness.
+        units: score units that the nearness adds.
         words: the nearness in words, "" if unknown.
-        most: units of the nearest candidate.
+        most: score units of the nearest candidate.
     """
 
     units: float = 0.0

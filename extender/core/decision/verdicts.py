@@ -312,7 +312,7 @@ def _promised(snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> str:
 
 
 def only(evidence: VerdictEvidence, *nodes: str) -> VerdictEvidence:
-    """Return the evidence for some of the nodes, which is fast to explain."""
+    """Return the evidence for some of the nodes, because explaining few nodes is fast."""
     rows = np.array([evidence.nodes.index(node) for node in nodes], dtype=np.intp)
     return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 

@@ -1,4 +1,4 @@
-"""Compute the devices that a node should have behind each GPU resource, by API server data."""
+"""Compute the devices behind each GPU resource of a node, according to the API server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -55,7 +55,7 @@ def models_in(name: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def is_model(name: str, wanted: str) -> bool:
-    """Return whether a model has all words that users name; of several models, each of them.
+    """Return whether a model, or each of several, contains all words of a name that a user gives.
 
     The maker, and additions of node labels for sharing and MIG, do not identify a model. A size of
     memory counts only if the model's name states one: most names do not.

@@ -18,7 +18,7 @@ SCOPES: Final = ("container", "pod")
 
 
 class Alignment(IntFlag):
-    """Pods that the kubelet refuses with TopologyAffinityError, as a number for columns."""
+    """Rule by which the kubelet refuses pods (TopologyAffinityError), as a number for columns."""
 
     NONE = 0
     """None: the policy is `none`, `best-effort` or unknown."""
@@ -34,7 +34,7 @@ _POLICIES: Final = {"single-numa-node": Alignment.SINGLE, "restricted": Alignmen
 
 
 def alignment_by(policy: str, scope: str) -> Alignment:
-    """Return the alignment by the kubelet's policy and scope; unknown words refuse no pod.
+    """Return the alignment for the kubelet's policy and scope; `NONE` for an unknown policy.
 
     Example:
         >>> alignment_by("single-numa-node", "container").name

@@ -42,7 +42,7 @@ def take_batch(batch: Batch, index: Rows | slice) -> Batch:
 
 
 def current_batch(pool: Pool, telemetry: Telemetry) -> Batch:
-    """Return all rows of a pool as a batch, with the changes to unwritten rows.
+    """Return all rows of a pool as a batch, including the changes that its arrays lack.
 
     Args:
         pool: the pool.

@@ -32,7 +32,7 @@ class HostResources(NamedTuple):
     storage_bytes: int = 0
 
     def plus(self, other: "HostResources") -> "HostResources":
-        """Return the sum of both."""
+        """Add another amount, resource by resource."""
         return HostResources(
             self.millicores + other.millicores,
             self.memory_bytes + other.memory_bytes,
@@ -40,7 +40,7 @@ class HostResources(NamedTuple):
         )
 
     def less(self, other: "HostResources") -> "HostResources":
-        """Return the difference."""
+        """Subtract another amount, resource by resource."""
         return HostResources(
             self.millicores - other.millicores,
             self.memory_bytes - other.memory_bytes,
@@ -48,7 +48,7 @@ class HostResources(NamedTuple):
         )
 
     def most(self, other: "HostResources") -> "HostResources":
-        """Return the maximum of each resource."""
+        """Return the larger of two amounts, resource by resource."""
         return HostResources(
             max(self.millicores, other.millicores),
             max(self.memory_bytes, other.memory_bytes),
@@ -60,7 +60,7 @@ NONE: Final = HostResources()
 
 
 class PlacedPod(NamedTuple):
-    """A pod's requests and its node."""
+    """A pod on a node, with the CPU, memory and storage that it requests."""
 
     node: str
     needs: HostResources

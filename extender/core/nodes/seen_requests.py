@@ -63,8 +63,8 @@ class SeenRequests:
         millicores: CPU of the node.
         host_bytes: memory of the node.
         storage_bytes: ephemeral storage of the node; None if no request specifies any.
-        parts: number of each distinct pair of count and memory per device, which is what decides
-            about a device.
+        parts: index of the distinct pair of count and memory per device that the kind requests.
+            Whether a device can serve a kind depends only on this pair.
         part_count: count of each such pair.
         part_bytes: memory per device of each such pair; None if no request specifies any.
         names_models: whether any of them names GPU models.

@@ -147,7 +147,7 @@ class Secrets:
         return files
 
     async def write_authority(self, files: Files) -> None:
-        """Write the CA's Secret, before the certificates: without it nothing could be renewed.
+        """Write the CA's Secret; call this first, because no certificate can be renewed without it.
 
         The Secret is also written unchanged when a certificate will change, so that the API server
         rejects the write if another run changed the CA.

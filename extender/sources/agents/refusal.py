@@ -1,4 +1,4 @@
-"""Define why agents are refused; each reason is counted, logged, and sent to the agent."""
+"""Define the reasons to refuse agents; each is counted, logged, and sent to the agent."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _MAX_LINES: Final = 500
 
 
 class AgentRefusal(StrEnum):
-    """Why an agent is refused, or its connection ended."""
+    """Reason to refuse an agent, or to end its connection."""
 
     NO_TOKEN = "no-token"  # noqa: S105 - a reason
     BAD_TOKEN = "bad-token"  # noqa: S105 - a reason
@@ -72,7 +72,7 @@ class RefusedError(Exception):
 
 
 class Refusals:
-    """Count refusals, and log each reason per agent, rate-limited.
+    """Counts refused agents, and logs each reason per agent at a limited rate.
 
     Args:
         monotonic: seconds of a monotonic clock.

@@ -137,7 +137,7 @@ class AgentState:
 
     @property
     def replicas(self) -> Mapping[str, int]:
-        """Shares of each device that the kubelet offers, by MIG profile, if known."""
+        """Number of shares per device that the kubelet offers, by MIG profile; {} if unknown."""
         return {} if self._format is None else self._format.replicas
 
     def apply(self, update: Update, received_at: float) -> None:

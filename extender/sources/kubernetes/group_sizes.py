@@ -128,7 +128,7 @@ _SOURCES: Final[tuple[tuple[str, str, _Read], ...]] = (
 
 
 class GroupSizes:
-    """Sizes of groups by their objects.
+    """Sizes of pod groups, as their API objects state them.
 
     Args:
         notify: receives each change.
@@ -153,7 +153,7 @@ class GroupSizes:
         )
 
     def use(self, *, is_used: bool) -> None:
-        """Report all sizes from now on, or take them back and report none."""
+        """Start to report all sizes, or withdraw them and report none."""
         self.is_used = is_used
         for key, record in self._by_key.items():
             self._notify(key, record.size if is_used else None)

@@ -91,7 +91,7 @@ class InventorySink(Protocol):
         """Apply the sum of the requests of all pods on a node, with or without GPUs."""
 
     def apply_group_size(self, key: str, size: int | None) -> None:
-        """Apply the size that a pod group's object states, None if no object states it."""
+        """Set the size of a pod group from its API object; None if no object states a size."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -513,7 +513,7 @@ class Collector:
 
 
 def _is_recent(at: float, now: float, seconds: float) -> bool:
-    """Return whether a time is at most so many seconds ago; not if the clock was set back."""
+    """Return whether a time is at most so many seconds ago; False if the clock was set back."""
     return 0 <= now - at < seconds
 
 

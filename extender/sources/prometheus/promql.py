@@ -1,4 +1,4 @@
-"""Build the queries. They merge series that repeat a value of the device.
+"""Build PromQL queries that merge all series with the same value of a device.
 
 Shared GPUs, changing pods, MIG and replicas of Prometheus produce several series with the same
 value of a device. `max by` merges them, and an answer without the other labels is a fifth of the
@@ -51,7 +51,7 @@ def _by(labels: Iterable[str]) -> str:
 
 
 def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) -> str:
-    """Query a metric, one value per device.
+    """Return the query for a metric, one value per device.
 
     Args:
         metric: the metric.
@@ -78,7 +78,7 @@ def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) 
 
 
 def _growth_query(metric: Metric, selector: str) -> str:
-    """Query the growth of a counter within a day, of devices on which it grew.
+    """Return the query for the growth of a counter within a day, on devices where it grew.
 
     Two instants are compared, because a range of a day would be thousands of samples per device.
     Pods change within a day, so their labels are removed before the comparison.
@@ -89,7 +89,7 @@ def _growth_query(metric: Metric, selector: str) -> str:
 
 
 def max_query(metric: Metric, selector: str, seconds: float) -> str:
-    """Query the maximum of a metric over the last `seconds`, one value per device.
+    """Return the query for the maximum of a metric over the last `seconds`, by device.
 
     Example:
         >>> from extender.sources.prometheus.dcgm import DEFAULT_METRICS
@@ -101,7 +101,7 @@ def max_query(metric: Metric, selector: str, seconds: float) -> str:
 
 
 def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: str) -> str:
-    """Query the devices, their nodes, and the time of each device's last scrape.
+    """Return the query for the devices, their nodes, and the time of each one's last scrape.
 
     The value is the time of the sample, which `timestamp()` returns only for a plain selector. The
     operands of `or` are metrics; each device has at least one of them.
@@ -111,7 +111,7 @@ def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: st
 
 
 def ages_query(names: Sequence[str], selector: str) -> str:
-    """Query only the time of each device's last scrape: the answer is a quarter of the size."""
+    """Return the query for each device's last scrape alone: the answer is a quarter as large."""
     return f"max {_by(_DEVICE_LABELS)} ({_times(names, selector)})"
 
 
@@ -120,13 +120,13 @@ def _times(names: Sequence[str], selector: str) -> str:
 
 
 def relabeled_pods_query(names: Sequence[str], selector: str) -> str:
-    """Query pods whose labels Prometheus renamed (`honorLabels: false`): these are workloads."""
+    """Return the query for pods whose labels Prometheus renamed (`honorLabels: false`)."""
     series = " or ".join(_selected(name, 'exported_pod!=""', selector) for name in names)
     return f"group {_by((*_DEVICE_LABELS, 'exported_namespace', 'exported_pod'))} ({series})"
 
 
 def plain_pods_query(names: Sequence[str], selector: str) -> str:
-    """Query pods with unchanged labels: workloads, or the exporter itself.
+    """Return the query for pods with unchanged labels: workloads, or the exporter itself.
 
     Exporters with the usual names are excluded: otherwise each idle device would add a row.
     """
@@ -139,13 +139,13 @@ def plain_pods_query(names: Sequence[str], selector: str) -> str:
 
 
 def legacy_pods_query(names: Sequence[str], selector: str) -> str:
-    """Query pods with the labels of exporters 1.x."""
+    """Return the query for pods with the labels of dcgm-exporter 1.x."""
     series = " or ".join(_selected(name, 'pod_name!=""', selector) for name in names)
     return f"group {_by((*_DEVICE_LABELS, 'pod_namespace', 'pod_name'))} ({series})"
 
 
 def exporter_pods_query(names: Sequence[str], selector: str) -> str:
-    """Query the exporters' own pods.
+    """Return the query for the exporters' own pods.
 
     `up` has exactly the labels that Prometheus gave the target. If it has a `pod`, this is the
     exporter's. If not, every `pod` comes from the exporter's metrics and is a workload.
@@ -156,7 +156,7 @@ def exporter_pods_query(names: Sequence[str], selector: str) -> str:
 
 
 def shares_query(metric: Metric, selector: str) -> str:
-    """Query the memory that each pod uses on shared devices, if the exporter reports it by pod.
+    """Return the query for the memory of each pod on shared devices, if exporters report it by pod.
 
     Such an exporter also reports the value of the whole device, without a share label. Otherwise
     each pod's series has the device's value, which is not the pod's own.
@@ -169,7 +169,7 @@ def shares_query(metric: Metric, selector: str) -> str:
 
 
 def shared_devices_query(names: Sequence[str], selector: str) -> str:
-    """Query the devices with a share that a pod holds by name.
+    """Return the query for devices with a share that a pod holds by name.
 
     Ids like `GPU-…::3` show that a device is shared.
     """
@@ -178,7 +178,7 @@ def shared_devices_query(names: Sequence[str], selector: str) -> str:
 
 
 def names_query(names: Iterable[str], selector: str) -> str:
-    """Query which of these metrics exist, for servers that do not list metric names."""
+    """Return the query for which metrics exist, for servers that do not list metric names."""
     alternatives = "|".join(names)
     is_one = f'__name__=~"{alternatives}"'  # anchored by Prometheus; names need no escape
     return f"group by (__name__) ({_selected('', is_one, selector)})"

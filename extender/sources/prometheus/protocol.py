@@ -1,4 +1,4 @@
-"""Define what the extender and its Prometheus worker process share: messages, errors, metrics.
+"""Define messages, errors and metrics that the extender shares with its Prometheus worker process.
 
 A message is a JSON header and numbers. Headers are small, and the numbers are used as they are in
 the frame. So an answer about forty thousand devices needs no parsing on the extender's event loop.

@@ -449,7 +449,7 @@ class UseRecorder(Protocol):
 
     @property
     def seen(self) -> asyncio.Event:
-        """Set once devices are known and their use is recorded."""
+        """Event that is set once devices are known and their use is recorded."""
 
     @property
     def active_from(self) -> float:

@@ -48,8 +48,8 @@ _KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 def _filled(facts: Facts) -> Iterator[Problem]:
     """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory.
 
-    Less than half of the free GPUs' even share of CPU or memory is left. Pods of DaemonSets do not
-    count.
+    A node counts if less than half of the free GPUs' even share of its CPU or memory is left. Pods
+    of DaemonSets do not count.
 
     Remedy: a taint on the nodes: `nvidia.com/gpu=present:NoSchedule`.
     """

@@ -1,4 +1,4 @@
-"""Check that nodes offer their GPUs and MIG instances as in their labels."""
+"""Check that nodes offer the GPUs and MIG instances that their labels describe."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping

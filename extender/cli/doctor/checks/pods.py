@@ -217,9 +217,9 @@ def _driver(node: Object) -> str:
 def _set_by_hand(facts: Facts) -> Iterator[Problem]:
     """Find pods that set CUDA_VISIBLE_DEVICES in their environment or command.
 
-    An error if it names other indices than 0 to n-1, or in `env` not all of them; otherwise a
-    warning. Commands that divide the GPUs among processes, and values that only a shell knows, are
-    skipped.
+    An error if it names indices other than 0 to n-1, or if a value in `env` omits some of these;
+    otherwise a warning. Commands that divide the GPUs among processes, and values that only a shell
+    knows, are skipped.
 
     Remedy: remove it.
     """
