@@ -139,7 +139,7 @@ class Agent:
     def _metrics(self, headers: Headers) -> Answer:
         try:
             encode, content_type = decode_with(choose_encoder, headers.get("accept", ""))
-        except MalformedError:  # a version that is no number
+        except MalformedError:  # a version that is not a number
             encode, content_type = choose_encoder("")
         return Answer(content_type=content_type, body=encode(self.registry))
 

@@ -201,14 +201,14 @@ class Settings(Section):
         default=_DEFAULT.cadence.retry_seconds,
         ge=1,
         le=600,
-        description="longest interval of attempts to start NVML without a driver",
+        description="longest interval between attempts to start NVML while no driver is loaded",
     )
     liveness_seconds: float = Field(
         default=_DEFAULT.liveness_seconds,
         ge=5,
         le=3600,
         description="/healthz fails after the GPUs have been unreadable for this time for a cause "
-        "that a new container may fix; a missing driver is no such cause",
+        "that a new container may fix; a missing driver is not such a cause",
     )
     dcgm_names: bool = Field(
         default=_DEFAULT.dcgm_names,

@@ -436,9 +436,11 @@ class Sampler:
         before, after = _problems(self.latest.node_reading), _problems(node_reading)
         for subject, problem in after.items():
             if subject not in before or before[subject].code != problem.code:
-                logger.warning("cannot read", extra={"what": subject, "problem": problem.text})
+                logger.warning(
+                    "cannot read GPU data", extra={"what": subject, "problem": problem.text}
+                )
         for subject in before.keys() - after.keys():
-            logger.info("can be read again", extra={"what": subject})
+            logger.info("GPU data can be read again", extra={"what": subject})
         if (
             node_reading.driver_version != self.latest.node_reading.driver_version
             and node_reading.driver_version

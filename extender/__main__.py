@@ -108,8 +108,8 @@ def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
     wanted = settings.most_connections
     if (allowed := raise_descriptor_limit(wanted)) < wanted:
         logger.warning(
-            "there are fewer file descriptors than connections are allowed: raise the limit "
-            "(ulimit -n), or lower max_connections; the webhooks' port has the last ones",
+            "there are fewer file descriptors than allowed connections: raise the limit (ulimit "
+            "-n), or lower max_connections; the webhooks' port keeps the last ones",
             extra={"connections": wanted, "allowed": allowed},
         )
     try:

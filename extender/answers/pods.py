@@ -156,7 +156,7 @@ class PodSummary(Answer):
         idle_seconds: time for which all idle devices have been idle; null without one.
         is_at_least: whether that time may be longer, because earlier activity is unknown.
         held_seconds: time since its binding; null if its devices are unknown.
-        wait: null unless the pod waits.
+        wait: reasons why the pod waits; null unless it waits.
     """
 
     pod: str
@@ -184,7 +184,7 @@ class Pods(Answer):
     """GPU pods that the caller may read, a page at a time; others are neither listed nor counted.
 
     Attributes:
-        pods: the page.
+        pods: the pods of this page.
         at: time of the answer.
         total: number of pods that match, on all pages.
         offset: number of pods before the page.

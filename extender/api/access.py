@@ -199,7 +199,7 @@ class Access:
         try:
             token = text_of(mapping_of(decode_with(orjson.loads, body)).get("token")).strip()
         except MalformedError:
-            return error_answer(400, 'the body is no JSON: send {"token": "..."}')
+            return error_answer(400, 'the body is not JSON: send {"token": "..."}')
         if len(token) > _MAX_COOKIE:
             return error_answer(
                 400, f"the token is longer than {_MAX_COOKIE} bytes, which no browser stores"

@@ -352,7 +352,7 @@ class Callers:
             raise AccessError(503, f"cannot review the token: {error}") from error
         unlogged = self._log_throttle.due("reads", user.name)
         if unlogged is not None:
-            logger.info("reads the API", extra={"user": user.name, "also_unlogged": unlogged})
+            logger.info("user reads the API", extra={"user": user.name, "also_unlogged": unlogged})
 
         async def review() -> User:
             try:

@@ -112,7 +112,7 @@ class FleetCollector(Collector):
         yield from self._collect_sources()
         yield GaugeMetricFamily(
             "idlegpu_assumed_pods",
-            "Pods that count on a node before their binding is seen.",
+            "Pods that count on a node although their binding is not visible yet.",
             len(self._fleet.ledger),
         )
         yield GaugeMetricFamily(
@@ -158,7 +158,7 @@ class FleetCollector(Collector):
         for state in STATES:
             devices.add_metric([state], states[state])
         reasons = GaugeMetricFamily(
-            "idlegpu_unhealthy_gpus", "GPUs that are left out as unhealthy.", labels=["reason"]
+            "idlegpu_unhealthy_gpus", "Unhealthy GPUs, by reason.", labels=["reason"]
         )
         for reason, count in unhealthy.items():
             reasons.add_metric([reason], count)

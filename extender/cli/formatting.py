@@ -163,7 +163,7 @@ def parse_span(text: str) -> int:
     """Parse a duration into seconds.
 
     Raises:
-        ValueError: the text is no duration.
+        ValueError: the text is not a duration.
 
     Example:
         >>> parse_span("1h"), parse_span("90"), parse_span("1d12h")

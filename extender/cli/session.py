@@ -225,7 +225,7 @@ def connection_options(
         click.option("--token-file", default="", envvar=variable("IDLEGPU_TOKEN_FILE"),
                      metavar="FILE", type=FILE, help="File with the token. [IDLEGPU_TOKEN_FILE]"),
         click.option("--ca-file", default="", envvar=variable("IDLEGPU_CA_FILE"), metavar="FILE",
-                     type=FILE, help="CA of the certificate of --url. [IDLEGPU_CA_FILE]"),
+                     type=FILE, help="CA file for the certificate of --url. [IDLEGPU_CA_FILE]"),
     ]  # fmt: skip
     if timeout:
         options.append(

@@ -117,4 +117,4 @@ def _cap(number: Fraction) -> Fraction:
 def _refusal(value: object) -> ValueError:
     """Create the error for an invalid quantity, with the allowed form."""
     shown = value if isinstance(value, str | int | float | None) else type(value).__name__
-    return ValueError(f"{shown!r} is no quantity: must be {_ALLOWED}")
+    return ValueError(f"{shown!r} is not a quantity: must be {_ALLOWED}")

@@ -189,7 +189,7 @@ class Waker:
             try:
                 await self.look()
             except Exception:  # placing pods must go on
-                logger.exception("fault", extra={"verb": "wake"})
+                logger.exception("internal error", extra={"verb": "wake"})
                 self.counts.faults += 1
 
     async def look(self) -> None:

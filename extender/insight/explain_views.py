@@ -50,10 +50,10 @@ _NOT_IN_FULL: Final = (
     "the node bound to, and some rejected ones if few pass (decisions.detailed_nodes sets how many)"
 )
 _NO_CANDIDATE: Final = (
-    "it was no candidate for this pod: kube-scheduler's own filters had rejected it, "
+    "it was not a candidate for this pod: kube-scheduler's own filters had rejected it, "
     "kube-scheduler had found enough nodes before this one, or the node was added later"
 )
-_NO_SUCH_NODE: Final = "it was no candidate, and no node has this name now"
+_NO_SUCH_NODE: Final = "it was not a candidate, and no node has this name now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ class _NodeDetail(StrEnum):
     IN_SHORT = "in-short"
     """Score and rank, or the reason of the rejection."""
     NO_CANDIDATE = "no-candidate"
-    """The node was no candidate."""
+    """The node was not a candidate."""
     UNKNOWN = "unknown"
     """No node has this name."""
 

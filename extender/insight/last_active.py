@@ -55,7 +55,7 @@ class Idleness:
             try:
                 self.look()
             except Exception:  # a fault here must not stop the extender
-                logger.exception("fault", extra={"verb": "idleness"})
+                logger.exception("internal error", extra={"verb": "idleness"})
             await asyncio.sleep(SWEEP_SECONDS)
 
     def look(self) -> None:

@@ -416,7 +416,7 @@ class Waits:
         )
         longest = GaugeMetricFamily(
             "idlegpu_unplaced_longest_seconds",
-            "Time since the oldest of these pods was created.",
+            "Time since the creation of the oldest pod of `idlegpu_unplaced_pods`.",
             labels=_LABELS,
         )
         by_namespace: Counter[str] = Counter()

@@ -115,8 +115,8 @@ class RegretMetrics(Collector):
         """Yield the counter of pods that were not compared."""
         left_out = CounterMetricFamily(
             "idlegpu_regret_left_out_pods",
-            "Bound pods that were not compared: they came too fast, were too many, or too little "
-            "was seen of them.",
+            "Bound pods that were not compared, because too many were bound at a time or they had "
+            "too few readings.",
         )
         left_out.add_metric([], self._watch().left_out)
         yield left_out

@@ -112,7 +112,7 @@ class ShadowMode:
             try:
                 self.regret.take_next()
             except Exception:  # placing pods must go on
-                logger.exception("fault", extra={"verb": "regret"})
+                logger.exception("internal error", extra={"verb": "regret"})
 
     async def _watch(self) -> None:
         while True:
@@ -125,7 +125,7 @@ class ShadowMode:
                 for _ in watch.judge_in_steps():
                     await self._yield_control()
             except Exception:  # placing pods must go on
-                logger.exception("fault", extra={"verb": "regret"})
+                logger.exception("internal error", extra={"verb": "regret"})
 
     def _make_regret(self, settings: Settings) -> RegretWatch:
         return RegretWatch(
@@ -153,7 +153,7 @@ class _LogCounts(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         shadow = GaugeMetricFamily(
-            "idlegpu_shadow_mode", "Whether no answer changes anything: mode is shadow."
+            "idlegpu_shadow_mode", "Whether shadow mode is on: no answer affects a pod."
         )
         shadow.add_metric([], float(self._is_shadow()))
         yield shadow
@@ -162,7 +162,7 @@ class _LogCounts(Collector):
             return
         decisions = CounterMetricFamily(
             "idlegpu_decision_log_decisions",
-            "Decisions that were written to the log of decisions, or that it lacks.",
+            "Decisions that were written to the decision log, or lost.",
             labels=["outcome"],
         )
         decisions.add_metric(["written"], log.written)

@@ -173,7 +173,7 @@ class UsageRecord:
             try:
                 await self.sweep()
             except Exception:  # a fault here must not stop the extender
-                logger.exception("fault", extra={"verb": "usage"})
+                logger.exception("internal error", extra={"verb": "usage"})
 
     async def sweep(self) -> None:
         """Add what all pods used since the last sweep."""

@@ -85,9 +85,9 @@ async def _read_pod(request: web.Request) -> Mapping[str, object] | web.Response
     try:
         pod = mapping_of(decode_with(orjson.loads, body))
     except MalformedError as error:
-        return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
+        return error_answer(400, f"the body is not JSON: {error}: send a Pod object")
     if not mapping_of(pod.get("spec")).get("containers"):
-        return error_answer(400, "the body is no pod: spec.containers must name its containers")
+        return error_answer(400, "the body is not a pod: spec.containers must name its containers")
     if excess := excess_of(pod):
         return error_answer(400, f"the pod has {excess}")
     return pod

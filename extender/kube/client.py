@@ -341,9 +341,9 @@ def parse_object(body: bytes, action: str) -> Mapping[str, object]:
     try:
         value = decode_with(orjson.loads, body)
     except MalformedError as error:
-        raise KubeError(f"cannot {action}: the answer is no JSON: {_show(body)}") from error
+        raise KubeError(f"cannot {action}: the answer is not JSON: {_show(body)}") from error
     if not isinstance(value, dict):
-        raise KubeError(f"cannot {action}: the answer is no JSON object: {_show(body)}")
+        raise KubeError(f"cannot {action}: the answer is not a JSON object: {_show(body)}")
     return value
 
 

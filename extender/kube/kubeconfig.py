@@ -62,8 +62,8 @@ def load_service_account(folder: Path) -> Configuration:
         )
     except (config.ConfigException, OSError) as error:
         raise KubeConfigError(
-            f"cannot find the API server: no kubeconfig is set, and this is no pod with a service "
-            f"account: {error}: set kubeconfig (IDLEGPU_KUBECONFIG)"
+            "cannot find the API server: no kubeconfig is set, and this process is not in a pod "
+            f"with a service account: {error}: set kubeconfig (IDLEGPU_KUBECONFIG)"
         ) from error
     return configuration
 

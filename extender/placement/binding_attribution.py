@@ -206,6 +206,6 @@ class InventoryTap:
             return
         self._binding_attribution.note(record.uid, choice, record.node)
         logger.info(
-            "bound",
+            "pod bound",
             extra={"pod": record.key, "node": record.node, "first_choice": choice.best},
         )

@@ -71,7 +71,7 @@ class FairQueue:
                 await turn
         except TimeoutError as error:
             self._give_up(name, turn)
-            raise BusyError(f"there was no turn within {self._wait_seconds:g} s") from error
+            raise BusyError(f"no slot became free within {self._wait_seconds:g} s") from error
         except asyncio.CancelledError:
             self._give_up(name, turn)
             raise

@@ -96,37 +96,37 @@ class Metrics:
         )
         self.held_idle_gpus = Gauge(
             "idlegpu_held_idle_gpus",
-            "Idle GPUs and MIG instances among the held ones, as `idlegpu costs` counts them.",
+            "Idle GPUs and MIG instances that pods hold, as `idlegpu costs` counts them.",
             held_by,
             registry=self.registry,
         )
         self.held_hour_idle_gpus = Gauge(
             "idlegpu_held_hour_idle_gpus",
-            "GPUs and MIG instances among the held ones, idle for an hour or longer.",
+            "GPUs and MIG instances that pods hold and that have been idle for an hour or longer.",
             held_by,
             registry=self.registry,
         )
         self.gpu_cost = Counter(
             "idlegpu_gpu_cost",
-            "Cost of these GPU-hours by the setting `prices`, in its currency.",
+            "Cost of the hours of `idlegpu_gpu_hours_total`, by the setting `prices`.",
             ["namespace", "owner_kind", "model", "use"],
             registry=self.registry,
         )
         self.faults = Counter(
             "idlegpu_faults",
-            "Faults of the extender itself; filter passes every candidate then.",
+            "Internal errors of the extender; filter then passes every candidate.",
             ["verb"],
             registry=self.registry,
         )
         self.followed = Counter(
             "idlegpu_bound_pods",
-            "Pods that were bound after an answer; the replica that answered last counts a pod.",
+            "Bound pods about which idlegpu answered; the replica that answered last counts them.",
             ["choice"],
             registry=self.registry,
         )
         self.annotation_problems = Counter(
             "idlegpu_annotation_problems",
-            "Annotations of pods that could not be used.",
+            "Invalid annotations of pods.",
             ["annotation"],
             registry=self.registry,
         )
@@ -139,7 +139,7 @@ class Metrics:
         )
         self.unjudged = Counter(
             "idlegpu_pods_bound_unjudged",
-            "Bound GPU pods for which a replica that is silent or gone may have got a request.",
+            "Bound GPU pods for which a silent or lost replica may have received a request.",
             registry=self.registry,
         )
         self.peer_messages = Counter(
@@ -173,14 +173,14 @@ class Metrics:
         )
         self.settings_reloads = Counter(
             "idlegpu_settings_reloads",
-            "Changes of the settings file that were applied, rejected because the file is bad, or "
+            "Changes of the settings file that were applied, rejected as invalid, or "
             "changed nothing that is in force.",
             ["outcome"],
             registry=self.registry,
         )
         self.settings_loaded_at = Gauge(
             "idlegpu_settings_loaded_timestamp_seconds",
-            "When the settings were last loaded well.",
+            "Time of the last successful load of the settings.",
             registry=self.registry,
         )
         self.settings_restart_needed = Gauge(
@@ -190,7 +190,7 @@ class Metrics:
         )
         self.settings_file_bad = Gauge(
             "idlegpu_settings_file_bad",
-            "Whether the settings file is bad: the previous settings stay in force.",
+            "Whether the settings file is invalid; the previous settings then stay in force.",
             registry=self.registry,
         )
 

@@ -84,7 +84,9 @@ def check_parameters(query: MultiMapping[str], known: Collection[str]) -> None:
     for name in query:
         if name not in known:
             use = ", ".join(sorted(known)) or "none"
-            raise QueryError(name[:_SHOWN], query[name], f"is no parameter of this path: use {use}")
+            raise QueryError(
+                name[:_SHOWN], query[name], f"is not a parameter of this path: use {use}"
+            )
         if len(values := query.getall(name)) > 1:
             raise QueryError(name, values[1], "is given more than once: use one value")
 

@@ -133,7 +133,8 @@ class Settings(Section):
         description="price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: "
         "1.4}, by label of the node (label/pool=cheap: 0.9) or by node (node/gpu-7: 0.5), in any "
         "currency: page, API and `idlegpu costs` then show the cost of pods. A node's entry "
-        "counts before a label's, a label's before a model's; of several the longest counts",
+        "counts before a label's, a label's before a model's; of several matches of one kind the "
+        "longest counts",
     )
     price: Annotated[PriceMode, AnyCase] = Field(
         default=PriceMode.IGNORE,
@@ -162,10 +163,10 @@ class Settings(Section):
     log: service.Log = service.Log()
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
         default=1000,
-        description="most connections at a time to listen. If the port is full, a new connection "
-        "replaces one that has sent nothing or has not finished its TLS handshake; otherwise one "
-        "of the address that holds the most connections, the one that is silent longest first. "
-        "The other ports reserve file descriptors for this number",
+        description="maximum number of open connections to listen. If the port is full, a new "
+        "connection replaces one that has sent nothing or has not finished its TLS handshake; "
+        "otherwise one of the address that holds the most connections, the one that is silent "
+        "longest first. The other ports reserve file descriptors for this number",
     )
     drain_seconds: float = Field(
         default=5.0,

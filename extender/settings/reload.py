@@ -199,7 +199,7 @@ class Reloader:
             return
         except Exception:
             # Placing pods must continue. Some parts may have the new settings, others the old ones.
-            _logger.exception("fault", extra={"verb": "reload"})
+            _logger.exception("internal error", extra={"verb": "reload"})
             self._note(ReloadOutcome.FAULT, await self._go_back())
             return
         self._metrics.settings_loaded_at.set(self._clock())
@@ -250,7 +250,7 @@ class Reloader:
         try:
             await self._adopt_again()
         except Exception:
-            _logger.exception("fault", extra={"verb": "reload"})
+            _logger.exception("internal error", extra={"verb": "reload"})
             return f"{fault}, and while the previous settings were restored: restart"
         return f"{fault}, the previous settings stay in force: see the log"
 

@@ -73,7 +73,7 @@ class Section(BaseModel):
         """Reject booleans for numbers: YAML reads `yes` as true, which Python converts to 1."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and field.annotation in (int, float):
-            raise PydanticCustomError(_NOT_A_NUMBER, "a boolean is no number")
+            raise PydanticCustomError(_NOT_A_NUMBER, "a boolean is not a number")
         return value
 
 

@@ -100,7 +100,7 @@ class Prometheus(Section):
     def _check_metrics(cls, rows: dict[str, _MetricRow | None]) -> dict[str, _MetricRow | None]:
         for name, row in rows.items():
             if not _METRIC_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a metric")
+                raise ValueError(f"{name!r} is not a metric's name")
             if row is not None and row.signal not in set(Signal):
                 raise ValueError(
                     f"{name}: signal {row.signal!r} must be one of {', '.join(Signal)}"
@@ -112,7 +112,7 @@ class Prometheus(Section):
     def _check_node_labels(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         for label in labels:
             if not _LABEL_NAME.fullmatch(label):
-                raise ValueError(f"{label!r} is no name of a label")
+                raise ValueError(f"{label!r} is not a label's name")
         return labels
 
 
@@ -173,8 +173,8 @@ class Agents(Section):
         default=10_000,
         ge=1,
         le=100_000,
-        description="most connections at a time to agents.listen, one for each node; if the port "
-        "is full, as for max_connections",
+        description="maximum number of open connections to agents.listen, one for each node; if "
+        "the port is full, as for max_connections",
     )
 
     @field_validator("service_accounts")

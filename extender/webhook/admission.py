@@ -81,7 +81,7 @@ class Proposals:
         except Exception as error:
             unlogged = self._throttle.due("proposal", type(error).__name__)
             if unlogged is not None:
-                logger.exception("no proposal", extra={"also_unlogged": unlogged})
+                logger.exception("cannot propose annotations", extra={"also_unlogged": unlogged})
             return {}
 
     def _propose(
@@ -488,7 +488,9 @@ class AdmissionWebhook:
         except Exception as error:
             unlogged = self._throttle.due("fault", type(error).__name__)
             if unlogged is not None:
-                logger.exception("fault", extra={"verb": "admit", "also_unlogged": unlogged})
+                logger.exception(
+                    "internal error", extra={"verb": "admit", "also_unlogged": unlogged}
+                )
             outcome, answer = _unchanged(AdmissionOutcome.FAULT, uid)
         self._admissions.labels(outcome).inc()
         return web.Response(body=answer, content_type="application/json")

@@ -413,7 +413,7 @@ class Webhooks:
                 self.metrics.rejections.labels(Code(code).name.lower()).inc(int(counts[code]))
 
     def _note_fault(self, verb: str) -> None:
-        logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling
+        logger.exception("internal error", extra={"verb": verb})  # noqa: LOG004 - called while handling
         self.metrics.faults.labels(verb).inc()
 
     def _fault(self, verb: str) -> _Answer:

@@ -36,7 +36,7 @@ _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 )
 @click.option(
     "--since", default=0, type=formatting.span_of(USAGE, "since"), metavar="TIME",
-    help="Of all pods in this time (1d, 7d), also those that have ended, by namespace and owner.",
+    help="Count all pods of this period (1d, 7d), ended ones included, by namespace and owner.",
 )  # fmt: skip
 @formatting.number_option(COSTS, "limit", "Largest number of groups to show.")
 def command(

@@ -40,7 +40,7 @@ class _Room(click.ParamType[int]):
 @click.command("defrag")
 @connected
 @click.option("--for", "gpus", required=True, type=_Room(), metavar="gpus=N",
-              help="Room that is wanted on one node, such as gpus=8.")  # fmt: skip
+              help="GPUs that must be free on one node, such as gpus=8.")  # fmt: skip
 @click.option("--resource", metavar="NAME", help="GPU resource; unless set, nvidia.com/gpu.")
 @formatting.number_option(DEFRAG, "limit", "Largest number of nodes to show.")
 def command(session: Session, *, gpus: int, resource: str | None, limit: int) -> None:

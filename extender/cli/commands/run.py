@@ -58,7 +58,7 @@ def _checked_environment(
     "targets",
     multiple=True,
     metavar="NODE[::GPU,...]",
-    help="Node, and GPUs to prefer on it, such as gpu-1::0,2; repeat it for one Job each.",
+    help="Node, and GPUs to prefer on it, such as gpu-1::0,2; repeat it for one Job per node.",
 )
 @click.option(
     "--strategy", type=click.Choice(["auto", "spread", "pack"]), help="Placement strategy."
@@ -71,7 +71,7 @@ def _checked_environment(
 @click.option("--shm", metavar="QUANTITY", help="Size of /dev/shm, such as 16Gi; part of the RAM.")
 @click.option("--node", default="", metavar="NAME", shell_complete=NODES, help="Only this node.")
 @click.option("--timeout", "longest", default="", metavar="DURATION",
-              help="Longest run, such as 90m or 12h; then it is ended.")  # fmt: skip
+              help="Time limit, such as 90m or 12h, after which the run is stopped.")  # fmt: skip
 @click.option("--cpu", metavar="QUANTITY", help="CPU, such as 8.")
 @click.option("--ram", metavar="QUANTITY", help="Main memory, such as 64Gi.")
 @click.option(
@@ -90,7 +90,12 @@ def _checked_environment(
     help="Namespace; that of the kubeconfig unless set.",
 )
 @click.option("--hold", is_flag=True, help="Create an idle pod to work in.")
-@click.option("--apply", "is_applied", is_flag=True, help="Submit it, and print only its name.")
+@click.option(
+    "--apply",
+    "is_applied",
+    is_flag=True,
+    help="Submit the object instead of printing it; print only its name.",
+)
 @click.argument("arguments", nargs=-1, metavar="-- CMD [ARG]...",
                 type=click.UNPROCESSED)  # fmt: skip
 def command(

@@ -194,7 +194,7 @@ def _read(written: object, shape: tuple[int, ...], kind: type[np.generic]) -> Co
     if isinstance(written, list):
         return np.array(written, dtype=kind).reshape(shape)
     if not isinstance(written, int | float):
-        raise ValueError(f"{written!r} is no column")  # noqa: TRY004 - of a document
+        raise ValueError(f"{written!r} is not a column")  # noqa: TRY004 - of a document
     return np.full(shape, written, dtype=kind)
 
 

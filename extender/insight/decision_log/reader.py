@@ -127,7 +127,7 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Logged]:
         except MalformedError as error:
             if not text.endswith(b"\n") or not text.lstrip().startswith(b'{"kind":'):
                 continue
-            raise RecordError(f"{name}:{number}: no JSON: {error}") from error
+            raise RecordError(f"{name}:{number}: not JSON: {error}") from error
         line = mapping_of(document)
         if "kind" not in line or "version" not in line:
             continue
@@ -233,19 +233,19 @@ def _read_group(encoded: Mapping[str, object], candidates: Sequence[str]) -> Gro
 
 def _number(value: object) -> float:
     if not isinstance(value, int | float):
-        raise RecordError(f"{value!r} is no number")
+        raise RecordError(f"{value!r} is not a number")
     return value
 
 
 def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise RecordError(f"{type(value).__name__} is no list of names")
+        raise RecordError(f"{type(value).__name__} is not a list of names")
     return tuple(map(str, value))
 
 
 def _whole(value: object) -> list[int]:
     if not isinstance(value, list):
-        raise RecordError(f"{type(value).__name__} is no list of numbers")
+        raise RecordError(f"{type(value).__name__} is not a list of numbers")
     return [int(item) for item in value]
 
 

@@ -126,7 +126,7 @@ class DecisionLogWriter:
         except Exception:
             # A fault of the log must not affect decisions.
             self._start_over()
-            logger.exception("fault", extra={"verb": "decision log"})
+            logger.exception("internal error", extra={"verb": "decision log"})
 
     def _lines_of(self, noted: _Decided | _Bound) -> list[bytes]:
         if isinstance(noted, _Bound):
@@ -142,7 +142,9 @@ class DecisionLogWriter:
         """Log a failure once, and the recovery once."""
         before, self.problem = self.problem, problem
         if problem and not before:
-            logger.warning("decision log", extra={"path": self._sink.name, "problem": problem})
+            logger.warning(
+                "decision log has a problem", extra={"path": self._sink.name, "problem": problem}
+            )
         elif before and not problem:
             logger.info("decision log is written again", extra={"path": self._sink.name})
 

@@ -206,9 +206,14 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="MutatingWebhookConfiguration whose caBundle to update, with --secrets",
     )
-    parser.add_argument("--days", type=int, default=365, help="lifetime of certificates (365)")
     parser.add_argument(
-        "--renew-days", type=int, default=60, help="renew certificates that expire sooner (60)"
+        "--days", type=int, default=365, help="lifetime of certificates in days (365)"
+    )
+    parser.add_argument(
+        "--renew-days",
+        type=int,
+        default=60,
+        help="renew certificates that expire within this many days (60)",
     )
     parser.add_argument(
         "--ca-namespace",

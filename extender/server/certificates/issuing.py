@@ -177,7 +177,7 @@ def _issue(files: Files, leaf: _Leaf, days: int, now: datetime) -> dict[str, byt
     ends_at = min(now + timedelta(days=days), authority.not_valid_after_utc)
     signer = serialization.load_pem_private_key(files["ca.key"], None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise CertsError("ca.key is no elliptic-curve key: it was not created by this command")
+        raise CertsError("ca.key is not an elliptic-curve key: it was not created by this command")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)])
     certificate = (
@@ -219,7 +219,7 @@ def _parse(text: bytes, what: str) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(text)
     except ValueError as error:
-        raise CertsError(f"{what} is no certificate: {error}") from error
+        raise CertsError(f"{what} is not a certificate: {error}") from error
 
 
 def _builder(

@@ -289,7 +289,7 @@ class AgentConnection(asyncio.Protocol):
     def fail(self, error: Exception) -> None:
         """End the connection because of an error; log an unexpected error in full: it is a bug."""
         if not isinstance(error, RefusedError):
-            _faults.error("fault", exc_info=error)
+            _faults.error("internal error", exc_info=error)
             text = f"the extender failed on this report: {type(error).__name__}"
             error = RefusedError(AgentRefusal.FAULT, text)
         self.refuse(error)

@@ -188,7 +188,7 @@ async def test_best_uses_the_first_resource_by_default(
         ({"resource": "cpu"}, ("resource='cpu'", "nvidia.com/gpu")),
         ({"resource": "nvidia.com/mig-*"}, ("resource='nvidia.com/mig-*'", "must be")),
         ({"limit": "1001"}, ("limit='1001'", "from 1 to 1000")),
-        ({"gpu": "1"}, ("gpu='1' is no parameter", "gpus")),
+        ({"gpu": "1"}, ("gpu='1' is not a parameter", "gpus")),
     ],
 )
 async def test_bad_parameter_is_named_with_value_and_allowed_values(
@@ -204,8 +204,8 @@ async def test_bad_parameter_is_named_with_value_and_allowed_values(
     ("path", "error"),
     [
         ("/v1/best?gpus=1&gpus=2", "gpus='2' is given more than once"),
-        ("/v1/nodes?x=1", "x='1' is no parameter of this path: use none"),
-        ("/v1/nodes/idle?gpus=1", "gpus='1' is no parameter"),
+        ("/v1/nodes?x=1", "x='1' is not a parameter of this path: use none"),
+        ("/v1/nodes/idle?gpus=1", "gpus='1' is not a parameter"),
         ("/v1/gpus?nodes=idle", "use node"),
         ("/v1/decisions?limit=0", "from 1 to 1000"),
         ("/v1/decisions?brief=maybe", "brief='maybe' must be true or false"),

@@ -181,7 +181,7 @@ def test_a_pod_needs_cpu_on_the_other_node(world: World) -> None:
             "resource='nvidia.com/gpu.shared' is offered by no node",
             id="unknown",
         ),
-        pytest.param({"nodes": "a"}, "is no parameter of this path", id="parameter"),
+        pytest.param({"nodes": "a"}, "is not a parameter of this path", id="parameter"),
     ],
 )
 async def test_bad_parameter_reports_allowed_values(

@@ -216,7 +216,7 @@ def test_client_submits_the_job_that_the_command_prints(
     ("wish", "message"),
     [
         ({"env": {"1": "2"}}, "'1': must be a variable's name"),
-        ({"shm": "9x"}, "shm: '9x' is no quantity: must be a number"),
+        ({"shm": "9x"}, "shm: '9x' is not a quantity: must be a number"),
         ({"gpus": 0}, "must be at least 1"),
         ({"command": "python a.py"}, "command 'python a.py': must be a list of words"),
         ({"target": "gpu-1::x"}, "target 'gpu-1::x': must be 1 to 32 nodes"),

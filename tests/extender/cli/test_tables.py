@@ -126,9 +126,12 @@ def test_option_shows_every_recorded_node_in_detail(run: Run) -> None:
             id="refused",
         ),
         pytest.param(
-            "short --node node-4", "node-4: it was no candidate for this pod", 1, id="no-candidate"
+            "short --node node-4",
+            "node-4: it was not a candidate for this pod",
+            1,
+            id="no-candidate",
         ),
-        pytest.param("short --node n", "n: it was no candidate, and no node", 1, id="unknown"),
+        pytest.param("short --node n", "n: it was not a candidate, and no node", 1, id="unknown"),
         pytest.param(
             "train --node node-1", "node-1: no decision about this pod is", 1, id="undecided"
         ),

@@ -59,18 +59,18 @@ NO_QUANTITIES: list[object] = [
 
 @pytest.mark.parametrize("text", NO_QUANTITIES)
 def test_an_invalid_quantity_is_refused_with_the_allowed_form(text: object) -> None:
-    with pytest.raises(ValueError, match=r"is no quantity: must be .*Gi"):
+    with pytest.raises(ValueError, match=r"is not a quantity: must be .*Gi"):
         parse_quantity(text)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_invalid_number_is_refused(number: float) -> None:
-    with pytest.raises(ValueError, match=r"is no quantity"):
+    with pytest.raises(ValueError, match=r"is not a quantity"):
         parse_quantity(number)
 
 
 def test_an_overlong_text_is_quoted_in_part_only() -> None:
-    with pytest.raises(ValueError, match=r"is no quantity") as refusal:
+    with pytest.raises(ValueError, match=r"is not a quantity") as refusal:
         parse_quantity("9" * 1_000_000)
 
     assert len(str(refusal.value)) < 400

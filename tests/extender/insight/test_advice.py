@@ -340,7 +340,7 @@ async def test_advice_can_be_limited_to_a_node_or_namespace(world: World, client
         ({"node": "gone"}, 404, "node 'gone' is not known"),
         ({"limit": "0"}, 400, "limit='0' must be a whole number from 1 to 1000"),
         ({"all": "maybe"}, 400, "all='maybe' must be"),
-        ({"what": "x"}, 400, "what='x' is no parameter of this path"),
+        ({"what": "x"}, 400, "what='x' is not a parameter of this path"),
     ],
 )
 async def test_bad_parameter_is_refused_with_allowed_values(

@@ -248,7 +248,7 @@ def _renamed(world: World, uid: str, name: str) -> Any:
         ({}, 400, "must be namespace/name, name or UID"),
         ({"pod": "a", "number": "1"}, 400, "must be namespace/name, name or UID"),
         ({"number": "x"}, 400, "must be a whole number from 1"),
-        ({"uid": "a"}, 400, "is no parameter of this path: use id, limit, node, number, pod"),
+        ({"uid": "a"}, 400, "is not a parameter of this path: use id, limit, node, number, pod"),
     ],
 )
 async def test_a_missing_explanation_states_the_reason(
@@ -387,9 +387,9 @@ async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> N
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"{", 400, "is no JSON"),
-        ([], 400, "is no pod"),
-        ({"spec": {}}, 400, "is no pod"),
+        (b"{", 400, "is not JSON"),
+        ([], 400, "is not a pod"),
+        ({"spec": {}}, 400, "is not a pod"),
         (pod("p", gpus=None), 400, "requests no GPU"),
         (pod("p", enabled="false"), 400, "left to kube-scheduler"),
         (b" " * (1 << 20) + b"xx", 413, "larger than"),

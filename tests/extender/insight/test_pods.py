@@ -177,7 +177,7 @@ async def test_pods_of_other_namespaces_change_no_answer(aiohttp_client: MakeCli
         ({"limit": "501"}, "limit='501' must be a whole number from 1 to 500"),
         ({"search": "x" * (_MAX_WORDS + 1)}, "must have at most 200 characters"),
         ({"search": " ".join("abcdefghijk")}, "must have at most 10 words"),
-        ({"pod": "a"}, "pod='a' is no parameter"),
+        ({"pod": "a"}, "pod='a' is not a parameter"),
     ],
 )
 async def test_bad_parameters_are_refused(

@@ -72,12 +72,12 @@ def test_of_thousands_of_problems_the_first_ones_are_described(tmp_path: Path) -
             "prometheus: {metrics: {A: {signal: gpu_utilization_ratio}}}",
             "prometheus.metrics.A.unit: is missing",
         ),
-        ("prometheus: {metrics: {a-b: null}}", "prometheus.metrics: 'a-b' is no name of a metric"),
+        ("prometheus: {metrics: {a-b: null}}", "prometheus.metrics: 'a-b' is not a metric's name"),
         (
             "prometheus: {metrics: {A: {signal: heat, unit: ratio}}}",
             "prometheus.metrics: A: signal 'heat' must be one of gpu_utilization_ratio, ",
         ),
-        ("prometheus: {node_labels: [a-b]}", "prometheus.node_labels: 'a-b' is no name of a label"),
+        ("prometheus: {node_labels: [a-b]}", "prometheus.node_labels: 'a-b' is not a label's name"),
         (
             "pool_labels: [pool, a b]",
             "pool_labels[1]: 'a b' is not allowed: must be a label's name, such as pool",

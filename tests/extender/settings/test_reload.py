@@ -318,7 +318,7 @@ async def test_fault_midway_puts_the_settings_before_it_back(
         rewrite(path, threshold(60))
         await until(lambda: part.busy == 60)
 
-    assert lines_of(caplog, "fault")[0].exc_info
+    assert lines_of(caplog, "internal error")[0].exc_info
 
 
 @pytest.mark.parametrize(

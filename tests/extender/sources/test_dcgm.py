@@ -178,8 +178,8 @@ def test_the_busier_of_several_values_counts() -> None:
             "signal 'speed' must be one of gpu_utilization_ratio, ",
             id="unknown-signal",
         ),
-        pytest.param({"metrics": {"a b": None}}, "'a b' is no name of a metric", id="no-metric"),
-        pytest.param({"node_labels": ["no de"]}, "'no de' is no name of a label", id="no-label"),
+        pytest.param({"metrics": {"a b": None}}, "'a b' is not a metric's name", id="no-metric"),
+        pytest.param({"node_labels": ["no de"]}, "'no de' is not a label's name", id="no-label"),
     ],
 )
 def test_a_setting_that_would_break_a_query_is_refused(

@@ -159,8 +159,8 @@ def test_objects_of_a_page_stay_text() -> None:
             b'{"kind":"PodList","metadata":{"resourceVersion":9}}',
             "not a list with a resourceVersion",
         ),
-        (b"<html>", "no JSON"),
-        (b"[]", "no JSON object"),
+        (b"<html>", "not JSON"),
+        (b"[]", "not a JSON object"),
     ],
 )
 def test_anything_but_a_list_is_refused(body: bytes, cause: str) -> None:

@@ -102,7 +102,7 @@ def test_a_line_that_cannot_be_read_is_named() -> None:
         read(settings + fleet.replace(b'"version":1', b'"version":99'))
     with pytest.raises(RecordError, match=r"log:2: column 'used' cannot be read"):
         read(settings + fleet.replace(b'"used"', b'"usedd"'))
-    with pytest.raises(RecordError, match=r"log:3: no JSON"):
+    with pytest.raises(RecordError, match=r"log:3: not JSON"):
         read(settings + fleet + b'{"kind": "decision", \n')
 
 

@@ -172,7 +172,7 @@ def test_the_end_of_a_ca_is_reported_a_year_before(days: int, reported: str) -> 
 
 @pytest.mark.parametrize("name", ["ca.crt", "extender.crt"])
 def test_a_damaged_file_is_named(name: str) -> None:
-    with pytest.raises(CertsError, match=f"{name} is no certificate"):
+    with pytest.raises(CertsError, match=f"{name} is not a certificate"):
         changed({**made(), name: b"nonsense"}, WANTED, "", NOW)
 
 

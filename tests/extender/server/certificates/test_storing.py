@@ -73,4 +73,6 @@ def test_a_fault_is_reported_in_one_line(
 
     assert main(["--folder", str(tmp_path)]) == 1
 
-    assert capsys.readouterr().err.startswith("cannot make certificates: ca.crt is no certificate")
+    assert capsys.readouterr().err.startswith(
+        "cannot make certificates: ca.crt is not a certificate"
+    )

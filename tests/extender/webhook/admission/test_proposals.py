@@ -151,7 +151,7 @@ def test_a_fault_leaves_a_pod_its_scheduler(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("broken")
 
     assert admitted(pod(**CHAT), Proposals(fail, lambda: 0)) == {}
-    assert "no proposal" in caplog.text
+    assert "cannot propose annotations" in caplog.text
 
 
 @pytest.mark.parametrize(
