@@ -267,7 +267,7 @@ def number_option(
 
 
 def span_of(route: Route[Any], name: str) -> Span:
-    """Return the type of an option that becomes a parameter of a route in seconds."""
+    """Return an option type for durations, with the bounds of a route's parameter in seconds."""
     number = route.number(name)
     return Span(number.low, number.high)
 

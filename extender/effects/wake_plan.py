@@ -90,7 +90,7 @@ class LookOrder:
         self._promising.update(promising)
 
     def forget(self) -> None:
-        """Forget everything, because another replica takes over waking."""
+        """Clear the whole record, because another replica takes over waking."""
         self._looked_at.clear()
         self._promising.clear()
 
@@ -289,7 +289,7 @@ class WakePlan:
         self._failures = min(self._failures + 1, _MAX_DOUBLINGS)
 
     def forget(self) -> None:
-        """Forget everything, because another replica takes over waking."""
+        """Clear the whole record, because another replica takes over waking."""
         self._pods.clear()
         self._hoping.clear()
 
@@ -432,7 +432,7 @@ class PodWakes:
         self._not_before = float("-inf")
 
     def forget(self) -> None:
-        """Forget everything, because another replica takes over waking."""
+        """Clear the whole record, because another replica takes over waking."""
         self._pods.clear()
         self._nodes.clear()
         self._streaks.clear()

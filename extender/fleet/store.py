@@ -414,7 +414,7 @@ class DeviceStore:
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
     def forget_past_use(self, rows: Sequence[int], since: float, held: Iterable[int]) -> None:
-        """Drop use without a tenant that was measured after a given time.
+        """Clear use that was measured since a time and seemed to belong to no pod.
 
         Call this when a pod becomes known that already held the devices. If it was bound some time
         before the last reading, the memory that seemed foreign is its own.

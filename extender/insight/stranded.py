@@ -117,7 +117,7 @@ class TypicalNeeds:
     by_resource: Mapping[str, HostResources]
 
     def of(self, resource: str, host: HostResources, count: int) -> tuple[HostResources, set[str]]:
-        """Return the requests of a GPU, and the names of those that are assumed.
+        """Return CPU, memory and storage for one GPU, and the names of assumed amounts.
 
         Args:
             resource: resource name of the GPU.

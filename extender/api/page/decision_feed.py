@@ -113,7 +113,7 @@ class FarFeed:
         self._is_begun = False
 
     async def batch(self) -> Json | None:
-        """Query the other replicas; return a batch, None if there is nothing new."""
+        """Query the other replicas; return new decisions and bindings, None if there are none."""
         is_first, self._is_begun = not self._is_begun, True
         limit = _FIRST if is_first else _MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})

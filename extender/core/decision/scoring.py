@@ -363,7 +363,7 @@ def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
-    """One digit of a score, or one term of its last digit.
+    """One summand of a score: a digit of the mixed-radix number, or a part of its last digit.
 
     Attributes:
         name: the rewarded property.

@@ -485,7 +485,7 @@ class PastUse:
         self._recorder = recorder
 
     async def run(self) -> None:
-        """Query once, with a few retries: later use is recorded by the extender itself."""
+        """Query the last use of devices once, with retries; the extender records later use."""
         if not self._settings.url:
             return
         await self._recorder.seen.wait()
