@@ -174,7 +174,7 @@ class Link(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment] # uvloop's is no subclass
+        self._transport = transport  # type: ignore[assignment] # uvloop's class is not a subclass
         self.send(
             f"GET {PATH} HTTP/1.1\r\nHost: extender\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}"
             "\r\nAuthorization: Bearer ".encode()

@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -55,7 +56,7 @@ class FleetWatcher:
 
         async def is_ready() -> bool:
             async with self._session.get(f"{self._url}/readyz") as answer:
-                return answer.status == 200 and not (await answer.json())["degraded"]
+                return answer.status == HTTPStatus.OK and not (await answer.json())["degraded"]
 
         async def sees_foreign_use() -> bool:
             states = [gpu["state"] for gpu in (await self._get("/v1/gpus"))["gpus"]]

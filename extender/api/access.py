@@ -49,7 +49,7 @@ class _AccessOutcome(StrEnum):
     ADMITTED = "admitted"
     OPEN = "open"
     """No token is required, or the request came through the API server's proxy."""
-    NO_TOKEN = "no-token"  # noqa: S105 - the word
+    NO_TOKEN = "no-token"  # noqa: S105 - a metric label
     REFUSED = "refused"
     BUSY = "busy"
     WRONG_HOST = "wrong-host"

@@ -27,7 +27,8 @@ from extender.core.request.request import GpuRequest
 from extender.insight.decision_log.lines import BEST, digest
 from extender.insight.decision_log.reader import Logged, LoggedBinding, LoggedDecision
 from extender.placement.request_log import FILTER, PRIORITIZE
-from extender.settings.config import ConfigError, load_settings
+from extender.settings.config import load_settings
+from extender.settings.loading import ConfigError
 
 _REPLAYABLE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

@@ -303,7 +303,7 @@ class _Timed(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment] # a socket's; uvloop's is no subclass
+        self._transport = transport  # type: ignore[assignment] # uvloop's class is not a subclass
         self._connection.connection_made(transport)
 
     @override

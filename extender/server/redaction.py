@@ -89,7 +89,7 @@ class SeesNone:
 
 SEES_ALL: Final = _SeesAll()
 
-VIEWER: Final[ContextVar[Viewer]] = ContextVar("viewer", default=SeesNone())  # noqa: B039 - no state
+VIEWER: Final[ContextVar[Viewer]] = ContextVar("viewer", default=SeesNone())  # noqa: B039 - SeesNone has no state
 """The caller of the current task; without a caller no pod is visible."""
 
 

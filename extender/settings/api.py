@@ -74,7 +74,7 @@ class ApiAccess(StrEnum):
 
     AUTO = "auto"
     """As `open` if the port is on loopback, otherwise as `token`."""
-    TOKEN = "token"  # noqa: S105 - the word
+    TOKEN = "token"  # noqa: S105 - the setting's value
     """Clients with a token that the API server accepts."""
     OPEN = "open"
     """Every client that reaches the port."""

@@ -15,7 +15,6 @@ from extender.core.quantity import MIB, TIB
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
 from extender.settings.api import Admission, ApiSettings, Tls, is_loopback
-from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
 from extender.settings.loading import Loaded, load_model
 from extender.settings.section import (
     AnyCase,

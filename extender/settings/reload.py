@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from extender.runtime.metrics import Metrics
-from extender.settings.config import ConfigError, Settings, all_settings, load
-from extender.settings.loading import Loaded, describe_unreadable
+from extender.settings.config import Settings, all_settings, load
+from extender.settings.loading import ConfigError, Loaded, describe_unreadable
 from extender.settings.spec import SettingChange, list_changes
 
 _logger = logging.getLogger(__name__)

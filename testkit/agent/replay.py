@@ -45,7 +45,7 @@ class Replay:
         *,
         has_gpm: bool = True,
         has_memory_v2: bool = True,
-    ):
+    ) -> None:
         self.calls: dict[str, Any] = RECORDED[card]["calls"]
         self._series = RECORDED[card]["series"][load]
         self._times = [self._series["start"] + t for t in self._series["t"]]

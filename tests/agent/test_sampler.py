@@ -231,7 +231,7 @@ async def test_hung_calls_of_all_cards_are_reported_and_do_not_fail_liveness(
 
 @pytest.mark.parametrize("call", [Call.POWER, "card", "instances"])
 async def test_many_slow_cards_do_not_block_a_healthy_one(
-    call: str,
+    call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(8)
     slow = {card.uuid for card in rig.cards[:7]}
@@ -242,7 +242,7 @@ async def test_many_slow_cards_do_not_block_a_healthy_one(
             time.sleep(1.5 * LIMIT)
         answer(name, uuid)
 
-    rig.backend._answer = answer_late  # type: ignore[method-assign,assignment] # late
+    monkeypatch.setattr(rig.backend, "_answer", answer_late)
     running = asyncio.create_task(rig.sampler.run())
 
     def is_read(report: Report, at: float) -> bool:

@@ -105,7 +105,9 @@ def test_a_gpu_is_at_rest_once_its_pod_has_ended() -> None:
 
 
 @pytest.mark.parametrize("fault", ["broken", "foreign"])
-def test_idlegpu_avoids_the_busy_node_that_kube_scheduler_prefers(fault: str) -> None:
+def test_idlegpu_avoids_the_busy_node_that_kube_scheduler_prefers(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     day = quiet(few(5))
     placement = WithIdlegpu(0)
     bad = [*range(CARDS, WHOLE.devices)]  # all but those of the first node
@@ -114,7 +116,7 @@ def test_idlegpu_avoids_the_busy_node_that_kube_scheduler_prefers(fault: str) ->
     else:
         day.foreign.utilization[:, bad], day.foreign.memory[:, bad] = 0.9, 0.4
     day.place(KubeScheduler(0), 0)
-    placement.start = lambda *_: None  # type: ignore[method-assign] # placed above
+    monkeypatch.setattr(placement, "start", lambda *_: None)  # placed above
     for day.at in range(12):
         day.pass_step(KubeScheduler(0))
         placement.step(day)

@@ -30,7 +30,8 @@ from extender.effects.peer_link import PeerError, decode_message, decode_receipt
 from extender.effects.peers import Peers
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.metrics import Metrics
-from extender.settings.config import ConfigError, load_settings
+from extender.settings.config import load_settings
+from extender.settings.loading import ConfigError
 from extender.settings.service import PeersSettings
 from extender.settings.sources import Agents as AgentSettings
 from extender.settings.sources import Prometheus

@@ -198,7 +198,7 @@ class _Reader:
             snapshot=snapshot,
             overlays=self.overlays,
             policy=self.policy,
-            best=tuple((str(node), float(score)) for node, score in best),  # type: ignore[attr-defined] # of a document
+            best=tuple((str(node), float(score)) for node, score in _items(best)),
             feasible=int(_number(result["feasible"])),
             digest=str(result["digest"]),
             group=_read_group(mapping_of(line.get("group")), candidates),
@@ -217,7 +217,7 @@ def _read_group(encoded: Mapping[str, object], candidates: Sequence[str]) -> Gro
         raise RecordError(f"the group has {len(stored)} of {len(candidates)} candidates")
     ranks = np.zeros(len(candidates), dtype=np.uint8)
     ranks[name_order(candidates)] = np.frombuffer(stored, np.uint8)
-    units = tuple(_number(each) for each in encoded["units"])  # type: ignore[attr-defined] # of a document
+    units = tuple(map(_number, _items(encoded["units"])))
     few = encoded.get("too_few")
     return GroupFit(
         name="",
@@ -237,16 +237,18 @@ def _number(value: object) -> float:
     return value
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _items(value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise RecordError(f"{type(value).__name__} is not a list of names")
-    return tuple(map(str, value))
+        raise RecordError(f"{type(value).__name__} is not a list")
+    return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, _items(value)))
 
 
 def _whole(value: object) -> list[int]:
-    if not isinstance(value, list):
-        raise RecordError(f"{type(value).__name__} is not a list of numbers")
-    return [int(item) for item in value]
+    return list(map(int, _items(value)))
 
 
 def _read_fleet(line: Mapping[str, object], version: int) -> Snapshot:
@@ -406,10 +408,7 @@ def _read_overlays(
     for resource, by_node in changes.items():
         nodes = dict(overlays.get(resource, {}))
         for node, tenants in mapping_of(by_node).items():
-            nodes[node] = tuple(
-                _read_tenant(*values)
-                for values in tenants  # type: ignore[attr-defined] # of a document
-            )
+            nodes[node] = tuple(_read_tenant(*values) for values in _items(tenants))
             if not nodes[node]:
                 del nodes[node]
         overlays[resource] = nodes
@@ -424,7 +423,7 @@ _TARGET: Final = [column.name for column in fields(Target)]
 
 
 def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
-    resources = tuple((str(name), int(count)) for name, count in encoded["resources"])  # type: ignore[attr-defined] # of a document
+    resources = tuple((str(name), int(count)) for name, count in _items(encoded["resources"]))
     memory, expected = encoded["memory_bytes"], encoded.get("expected_bytes")
     return GpuRequest(
         resource=resources[0][0],
@@ -441,7 +440,7 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
         # Older logs lack these, because no pod could ask for them.
         required_models=_names(encoded.get("required_models", [])),
         targets=msgspec.convert(
-            [dict(zip(_TARGET, each, strict=True)) for each in encoded.get("targets", ())],  # type: ignore[attr-defined] # of a document
+            [dict(zip(_TARGET, each, strict=True)) for each in _items(encoded.get("targets", []))],
             tuple[Target, ...],
         ),
         target_policy=TargetPolicy(text_of(encoded.get("target_policy")) or TargetPolicy.REQUIRE),

@@ -133,7 +133,7 @@ class AgentConnection(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection."""
-        self._transport = transport  # type: ignore[assignment] # a socket's; uvloop's is no subclass
+        self._transport = transport  # type: ignore[assignment] # uvloop's class is not a subclass
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         self._owner.opened(self)

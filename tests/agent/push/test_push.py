@@ -204,46 +204,53 @@ async def test_a_missing_token_names_the_file(tmp_path: Path) -> None:
         assert it.requests == []
 
 
-async def test_a_replica_removed_from_the_service_is_disconnected(tmp_path: Path) -> None:
+async def test_a_replica_removed_from_the_service_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
 
         async def no_addresses() -> set[tuple[str, int]]:
             return set()
 
-        running.pusher._addresses = no_addresses  # type: ignore[method-assign] # as after a DNS change
+        monkeypatch.setattr(running.pusher, "_addresses", no_addresses)
         await eventually(lambda: not running.pusher.links)
 
         assert counts(running.pusher)["sent"] == 1  # counts of closed links remain
 
 
-async def test_a_link_that_fails_is_opened_again_alone(tmp_path: Path) -> None:
+async def test_a_link_that_fails_is_opened_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         (link,) = running.pusher.links.values()
-        build = running.pusher._digest_builder.build
+        builder = running.pusher._digest_builder
+        build = builder.build
 
         def fail(_: Report) -> Digest:
-            running.pusher._digest_builder.build = build  # type: ignore[method-assign] # once
+            monkeypatch.setattr(builder, "build", build)  # fail once
             raise LookupError("no error that a connection has")
 
-        running.pusher._digest_builder.build = fail  # type: ignore[method-assign,assignment] # as above
+        monkeypatch.setattr(builder, "build", fail)
         running.look()
 
         await eventually(lambda: len(it.updates) == 2 and it.updates[1])
         assert list(running.pusher.links.values()) == [link]
 
 
-async def test_after_a_failure_every_replica_gets_reports_again(tmp_path: Path) -> None:
+async def test_after_a_failure_every_replica_gets_reports_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         pusher, addresses = running.pusher, running.pusher._addresses
 
         async def fail() -> set[tuple[str, int]]:
-            pusher._addresses = addresses  # type: ignore[method-assign] # once
+            monkeypatch.setattr(pusher, "_addresses", addresses)  # fail once
             raise UnicodeError("label empty or too long")
 
-        pusher._addresses = fail  # type: ignore[method-assign] # as of a name that is none
+        monkeypatch.setattr(pusher, "_addresses", fail)
         await wait_connection_lost()
         again = asyncio.create_task(keep("reports", pusher.run))
 

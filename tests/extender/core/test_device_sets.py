@@ -306,7 +306,7 @@ def test_init_containers_that_only_use_devices_again_change_nothing(
     containers = [*((count, True) for count in inits), (1, False), (2, False)]
     ((_, listed),) = list_containers(asking(containers), ResourceNames())
 
-    assert refuses(held, *containers) == refuses(held, *map(tuple, listed))  # type: ignore[arg-type]
+    assert refuses(held, *containers) == refuses(held, *map(tuple, listed))  # type: ignore[arg-type] # pairs
 
 
 @pytest.mark.parametrize(

@@ -140,14 +140,14 @@ async def test_after_a_failure_every_replica_gets_a_message_again(
     look_up = peers._addresses
 
     async def fail() -> set[_Address]:
-        peers._addresses = look_up  # type: ignore[method-assign] # once
+        monkeypatch.setattr(peers, "_addresses", look_up)  # fail once
         bodies.clear()
         raise UnicodeError("label empty or too long")
 
     running = asyncio.create_task(keep("peers", peers.run))
     await eventually(lambda: bodies)
     failures = supervision.FAULTS["peers"]
-    peers._addresses = fail  # type: ignore[method-assign] # as of a name that is none
+    monkeypatch.setattr(peers, "_addresses", fail)
     await eventually(lambda: supervision.FAULTS["peers"] > failures)
     bodies.clear()  # also the messages at the end
 
@@ -156,13 +156,15 @@ async def test_after_a_failure_every_replica_gets_a_message_again(
     await asyncio.wait([running])
 
 
-async def test_a_failed_look_up_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_look_up_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peers = Peers(settings.PeersSettings(), lambda _: None, Metrics())
 
     async def fail() -> set[_Address]:
         raise OSError("no such name")
 
-    peers._addresses = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(peers, "_addresses", fail)
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for _ in range(2):
             await peers._resolve(group, session)
@@ -171,7 +173,7 @@ async def test_a_failed_look_up_is_logged_once(caplog: pytest.LogCaptureFixture)
 
 
 async def test_records_of_a_replica_that_leaves_before_its_first_message_are_lost(
-    clock: Clock,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = Peers(settings.PeersSettings(), lambda _: None, Metrics(), monotonic=clock)
     addresses: set[_Address] = {("127.0.0.1", 1)}
@@ -179,7 +181,7 @@ async def test_records_of_a_replica_that_leaves_before_its_first_message_are_los
     async def look_up() -> set[_Address]:
         return set(addresses)
 
-    peers._addresses = look_up  # type: ignore[method-assign]
+    monkeypatch.setattr(peers, "_addresses", look_up)
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         await peers._resolve(group, session)
         clock.now += 10.0

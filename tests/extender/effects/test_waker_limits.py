@@ -83,7 +83,11 @@ async def test_the_right_to_create_is_named_where_that_one_is_missing(
 
 
 async def test_internal_fault_is_counted_and_the_waker_continues(
-    kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
+    kube: FakeKube,
+    client: KubeClient,
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits(world)
     turn_idle(world, "y")
@@ -95,7 +99,7 @@ async def test_internal_fault_is_counted_and_the_waker_continues(
             raise faults.pop()
         return rank(*args, **named)
 
-    world.placer.rank = fail_once  # type: ignore[method-assign, assignment] # a fault
+    monkeypatch.setattr(world.placer, "rank", fail_once)
     async with running(waking):
         await eventually(lambda: kube.writes)
 
@@ -121,7 +125,7 @@ async def test_a_replica_that_is_not_elected_sends_no_requests(
 
 
 async def test_a_replica_that_loses_the_lease_during_a_check_writes_nothing(
-    kube: FakeKube, client: KubeClient, world: World
+    kube: FakeKube, client: KubeClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits(world)
     turn_idle(world, "y")
@@ -133,7 +137,7 @@ async def test_a_replica_that_loses_the_lease_during_a_check_writes_nothing(
         leading.leads = False
         return rank(*args, **named)
 
-    world.placer.rank = rank_and_lose  # type: ignore[method-assign, assignment] # likewise
+    monkeypatch.setattr(world.placer, "rank", rank_and_lose)
     await waking.look()
 
     assert kube.writes == []

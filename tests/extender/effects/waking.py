@@ -122,7 +122,7 @@ def count_ranks(world: World) -> list[object]:
         requested.append(about)
         return rank(about, *args, **named)
 
-    world.placer.rank = counted  # type: ignore[method-assign, assignment] # and asks on
+    world.placer.rank = counted  # type: ignore[method-assign, assignment] # calls the original
     return requested
 
 

@@ -92,18 +92,18 @@ async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it
 
 
 async def test_decision_id_gives_nothing_without_rights(
-    far: OtherReplicas, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sees = LearnsTeam()
     client = await aiohttp_client(replica_world(far=far).build_app(viewer=sees))
-    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # no namespace's pods
+    monkeypatch.setattr(sees, "sees", lambda namespace: not namespace)
 
     for wanted in ({"id": "far-1"}, {"number": "1"}):
         await get(client, "/v1/explain", 404, **wanted)
 
 
 async def test_caller_without_rights_receives_no_explanation(
-    far: OtherReplicas, aiohttp_client: MakeClient
+    far: OtherReplicas, aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = replica_world(far=far)
     sees = LearnsTeam()
@@ -111,7 +111,7 @@ async def test_caller_without_rights_receives_no_explanation(
 
     assert (await get(client, "/v1/explain", pod="theirs"))["pod"] == "team/theirs"
 
-    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # from now on
+    monkeypatch.setattr(sees, "sees", lambda namespace: not namespace)
     await get(client, "/v1/explain", 404, pod="theirs")
 
 

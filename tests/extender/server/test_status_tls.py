@@ -11,7 +11,8 @@ from extender.api.status_routes import certificate_ends
 from extender.app import start
 from extender.server.tls import TlsError
 from extender.settings.api import ApiAccess, ApiSettings
-from extender.settings.config import ConfigError, Settings, load_settings
+from extender.settings.config import Settings, load_settings
+from extender.settings.loading import ConfigError
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
 from testkit.certificates import client_context, issue

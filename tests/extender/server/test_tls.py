@@ -29,7 +29,8 @@ from extender.server.certificates.storing import read_folder
 from extender.server.ports import _KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import Certificates, TlsError, only_known
 from extender.settings.api import ApiSettings
-from extender.settings.config import ConfigError, Settings, load_settings
+from extender.settings.config import Settings, load_settings
+from extender.settings.loading import ConfigError
 from testkit.certificates import WANTED, client_context, issue, reissue, settings_for
 from testkit.controlplane.waiting import wait_for
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.settings.config import ConfigError, Settings, load_settings
+from extender.settings.config import Settings, load_settings
+from extender.settings.loading import ConfigError
 
 
 def write_settings(folder: Path, text: str) -> Path:

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from extender.core.policy import HealthAction, LoadFilter, Policy, SharedPolicy, Strategy
-from extender.settings.config import ConfigError, Settings, all_settings, load_settings
+from extender.settings.config import Settings, all_settings, load_settings
+from extender.settings.loading import ConfigError
 from extender.settings.service import split_address
 from tests.extender.settings.settings_files import load
 

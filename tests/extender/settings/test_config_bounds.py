@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.quantity import parse_whole
-from extender.settings.config import ConfigError, all_settings, load_settings
+from extender.settings.config import all_settings, load_settings
+from extender.settings.loading import ConfigError
 from extender.settings.spec import Setting, SettingKind, render_table
 from tests.extender.settings.settings_files import write_settings
 

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.settings.config import ConfigError, load_settings
+from extender.settings.config import load_settings
+from extender.settings.loading import ConfigError
 from tests.extender.settings.settings_files import load, problems
 
 

@@ -9,8 +9,8 @@ from agent import config as agent
 from extender.__main__ import main
 from extender.core.policy import HealthAction, HealthSign
 from extender.core.quantity import parse_whole
-from extender.settings.config import ConfigError, Settings, all_settings, load
-from extender.settings.loading import _MOVED, _NOW, _REMOVED, _new_path
+from extender.settings.config import Settings, all_settings, load
+from extender.settings.loading import _MOVED, _NOW, _REMOVED, ConfigError, _new_path
 from tests.extender.settings.settings_files import write_settings
 
 REFLECTOR = "extender.sources.kubernetes.reflector:ReflectorSettings"

@@ -387,7 +387,7 @@ async def test_a_killed_worker_that_gets_no_cpu_time_does_not_delay_the_end(
     monkeypatch.setattr(process_module, "_END_SECONDS", 0.01)
     worker = WorkerProcess(Prometheus(url="http://prometheus:9090"))
     starved = _Starved()
-    worker._process = starved  # type: ignore[assignment] # a process that the kernel does not run
+    monkeypatch.setattr(worker, "_process", starved)
 
     async with asyncio.timeout(DEADLINE_SECONDS):
         await worker.stop()
