@@ -46,7 +46,7 @@ _IF_UNSET: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments, then run the server or print what was requested.
+    """Parse the arguments, then run the server or print the requested text.
 
     Args:
         argv: command-line arguments, None for those of the process.

@@ -268,7 +268,7 @@ class Extender:
     # --- HTTP applications ----------------------------------------------------------------------
 
     def build_app(self) -> web.Application:
-        """Build the application of the webhooks and, without `status_listen`, of everything."""
+        """Build the application of the webhooks; without `status_listen` it serves everything."""
         settings = self.settings
         caller = (
             only_known(settings.tls)

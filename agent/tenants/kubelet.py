@@ -1,4 +1,4 @@
-"""Read what the kubelet knows: holders of devices, policy of its Topology Manager, names of pods.
+"""Read the kubelet's data: holders of devices, policy of its Topology Manager, names of pods.
 
 - The pod-resources API (v1) lists the containers that hold each device. Mount the directory of the
   kubelet's socket, not the socket: a restarted kubelet creates a new one.

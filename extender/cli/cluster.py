@@ -130,7 +130,7 @@ class Cluster:
         return _ServiceTransport(self._transport, address, service, token)
 
     def get(self, path: str, params: Params | None = None) -> Any:  # noqa: ANN401 - an object
-        """Return an object.
+        """Read an object from the API server.
 
         Raises:
             ClientError: the request failed or was refused.

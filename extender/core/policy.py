@@ -197,7 +197,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """Lifetime of a value.
+    """Ages at which a value stops being fresh, fades, and is forgotten.
 
     Attributes:
         max_age_seconds: age up to which a value is fresh.

@@ -181,7 +181,7 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hope:
-    """A pod to wake.
+    """A pod to wake, and the nodes that have room for it.
 
     Attributes:
         pod: the pod.

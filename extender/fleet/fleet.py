@@ -561,7 +561,7 @@ class Fleet:
         self.store.drop(surplus)
 
     def _unmark(self, name: str) -> None:
-        """Remove a node from the changed ones."""
+        """Remove a node from the set of changed nodes."""
         for changed in (self._gained, self._dirty, self._late):
             changed.discard(name)
 

@@ -256,7 +256,7 @@ class LatestValues:
             np.minimum(times - seconds, now, out=times)
 
     def clear(self, rows: Rows) -> None:
-        """Clear some rows."""
+        """Clear the values of some rows."""
         for columns in (self._columns, self._times):
             for column in columns.values():
                 column[rows] = np.nan

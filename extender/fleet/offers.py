@@ -1,4 +1,4 @@
-"""Track what nodes offer: fewer devices than before, devices that pods share, and GPU models."""
+"""Track the devices that nodes offer: a lower number than before, sharing by pods, and models."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -65,7 +65,7 @@ _ROOM_RATIO: Final = 1.2
 
 
 class CardVerdict(StrEnum):
-    """Advice on a card."""
+    """Kind of advice on a card."""
 
     FEWER = "fewer"
     """Its tenants together use more than the card has: fewer replicas."""

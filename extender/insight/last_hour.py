@@ -127,7 +127,7 @@ class ShortMemory:
         return self._times[order], activity, memory
 
     async def run(self, yield_control: YieldControl) -> None:
-        """Record every minute until cancelled."""
+        """Record the values of all devices every minute until cancelled."""
         while True:
             await run_in_steps(self.note_in_steps(), yield_control)
             await asyncio.sleep(_STEP_SECONDS)

@@ -354,7 +354,7 @@ class _Plan:
 
     @property
     def cost(self) -> tuple[bool, int, int, str]:
-        """Order among plans: those that fit first, then fewest moves, then fewest GPUs."""
+        """Sort key of plans: plans that fit first, then fewest moves, then fewest GPUs."""
         gpus = sum(move.gpus for move in self.moves)
         return not self.fits, len(self.moves), gpus, self.node
 

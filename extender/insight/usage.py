@@ -167,7 +167,7 @@ class UsageRecord:
         return [serve(routes.USAGE, self._answer)]
 
     async def run(self) -> None:
-        """Sweep periodically until cancelled."""
+        """Add up the usage of all pods periodically until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:
@@ -176,7 +176,7 @@ class UsageRecord:
                 logger.exception("internal error", extra={"verb": "usage"})
 
     async def sweep(self) -> None:
-        """Add what all pods used since the last sweep."""
+        """Add the usage of all pods since the last sweep."""
         now, before = self._clock(), self._swept_at
         if now <= before:  # the clock was set back
             self._swept_at = now

@@ -50,7 +50,7 @@ _Key = tuple[str, GpuRequest]
 
 @dataclass(slots=True)
 class _CachedRequest:
-    """Entries for one request.
+    """Cached evaluations for one request.
 
     Attributes:
         at: time of the last use, or of the new pod, seconds since the epoch.

@@ -1,4 +1,4 @@
-"""Log the pods about which this replica and the others received requests."""
+"""Log the requests about pods that this replica and the other replicas received."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -120,7 +120,7 @@ class AnsweredRequest:
 
     @property
     def came_to(self) -> Answers:
-        """Effect of the answer."""
+        """Outcome of the answer for the pod."""
         if self.verb == PRIORITIZE:
             return Answers.SCORES_LOST if self.is_lost else Answers.SCORED
         if self.is_lost:

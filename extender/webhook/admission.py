@@ -505,7 +505,7 @@ class AdmissionWebhook:
             )
 
     async def _read(self, request: web.Request) -> bytes:
-        """Return the body.
+        """Read the body of a review request.
 
         Raises:
             ReviewError: too many reviews are being read, or the body is too late or too large.

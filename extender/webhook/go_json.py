@@ -76,7 +76,7 @@ def decode(
     where: str,
     allowed: str,
 ) -> _T:
-    """Decode one value.
+    """Decode one JSON value to the expected type.
 
     Args:
         decoder: decoder of the expected type.

@@ -36,7 +36,7 @@ class DecisionFeed:
         self._open: OrderedDict[int, DecisionRecord] = OrderedDict()
 
     def start(self) -> None:
-        """Start after the latest decision, and await the bindings of the latest ones."""
+        """Start with the next decision, and await the bindings of the latest decisions."""
         self._open.clear()
         for record in islice(self._history, _MOST_OPEN):
             self._last = max(self._last, record.number)

@@ -66,7 +66,7 @@ class Evaluation:
     utilization: Ratios
 
     def part(self, rows: slice) -> "Evaluation":
-        """Return the given rows."""
+        """Return the evaluation of the given rows only."""
         return Evaluation(
             **{column.name: getattr(self, column.name)[rows] for column in fields(self)}
         )

@@ -57,7 +57,7 @@ class Topology:
 
     @classmethod
     def of(cls, columns: Mapping[str, Sequence[str]]) -> "Topology":
-        """Number the domains.
+        """Build the topology by numbering the domains of each label.
 
         Args:
             columns: per label, each node's value in the order of the rows, "" without the label.

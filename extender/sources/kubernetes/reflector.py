@@ -450,7 +450,7 @@ class Reflector:
 
 
 async def _parse(parse: Callable[[bytes, str], _Parsed], body: bytes, action: str) -> _Parsed:
-    """Parse what the API server sent; if that fails, retry without invalid UTF-8 and deep nesting.
+    """Parse data from the API server; after a failure retry without invalid UTF-8 and deep nesting.
 
     Raises:
         KubeError: it cannot be parsed.
