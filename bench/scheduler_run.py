@@ -249,7 +249,7 @@ def check_called(answered: int, pods: int) -> None:
     if answered < pods:
         raise RuntimeError(
             f"the extender answered in time for {answered} of {pods} pods: the rest was "
-            "placed without it, so the run is no result: use a quieter machine"
+            "placed without it, so the run does not count: use a quieter machine"
         )
 
 

@@ -13,7 +13,7 @@ def strict(text: str) -> Any:
     """Parse JSON strictly: NaN and Infinity are errors."""
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 

@@ -77,7 +77,7 @@ class _Commands(click.Group):
                 return None
             similar = get_close_matches(cmd_name, COMMANDS, n=1)
             meant = f": did you mean {similar[0]}?" if similar else ":"
-            ctx.fail(f"{cmd_name!r} is no command{meant} must be one of {', '.join(COMMANDS)}")
+            ctx.fail(f"{cmd_name!r} is not a command{meant} must be one of {', '.join(COMMANDS)}")
         command: click.Command = importlib.import_module(_module_of(cmd_name)).command
         return command
 

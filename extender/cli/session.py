@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 
 _WIDE: Final = 10_000
-"""Width in columns if the output is no terminal, so that `grep` and `awk` see whole lines."""
+"""Width in columns if the output is not a terminal, so that `grep` and `awk` see whole lines."""
 
 FILE: Final = click.Path(readable=False)
 """File name that shells can complete; a missing file is reported where it is opened."""

@@ -193,7 +193,7 @@ class FailureLog:
     def _counting(
         self, node: str, by_device: Counter[str], at_all: Counter[str]
     ) -> tuple[list[_Failure], list[_Failure]]:
-        """Return the failures that count against a node: by a device, and others."""
+        """Return the failures that count against a node: caused by a device, and all others."""
         counting: tuple[list[_Failure], list[_Failure]] = ([], [])
         for owner, failure in self._by_node.get(node, {}).items():
             has_changed = failure.device_at is None

@@ -198,7 +198,7 @@ def _parse_file(path: Path, content: bytes) -> _Layer:
         text = content.decode("utf-8-sig")
         document = decode_with(_load, text)
     except UnicodeDecodeError as error:
-        return _Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
+        return _Layer(problems=(f"{path}: is not UTF-8 text: byte {error.start} is wrong",))
     except MalformedError as error:
         return _Layer(problems=(f"{path}: {_reason(error)}",))
     if document is None:
@@ -324,8 +324,8 @@ def _explain(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     if mark is None:
-        return f"is no YAML: {problem}"
-    return f"line {mark.line + 1}, column {mark.column + 1}: is no YAML: {problem}"
+        return f"is not YAML: {problem}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: is not YAML: {problem}"
 
 
 def _parse(text: str, setting: Setting) -> object:
@@ -353,7 +353,7 @@ def _reason(error: MalformedError) -> str:
     return (
         _explain(cause)
         if isinstance(cause, yaml.YAMLError)
-        else f"is no YAML that can be read: {error}"
+        else f"is not YAML that can be read: {error}"
     )
 
 

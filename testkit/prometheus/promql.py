@@ -269,7 +269,7 @@ def evaluate(expression: Expression, store: Store, at: float) -> Vector:
                 if (sample := series.at(at - expression.offset_seconds))
             ]
         case Selector():
-            raise EvaluationError("a range vector is no answer to an instant query")
+            raise EvaluationError("a range vector is not an answer to an instant query")
         case Call():
             return _call(expression, store, at)
         case Aggregation():

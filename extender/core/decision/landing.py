@@ -172,7 +172,7 @@ def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
     """Return the present devices without those that the kubelet certainly does not offer.
 
     If the kubelet offers fewer devices than the node has, and at most as many devices are out as it
-    withholds, the devices that are out are the withdrawn ones. Ill health alone is no proof unless
+    withholds, the devices that are out are the withdrawn ones. Ill health alone is not proof unless
     the kubelet withdrew devices: devices may also be left out for ResourceClaims.
 
     Returns:

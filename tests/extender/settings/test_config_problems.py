@@ -102,7 +102,7 @@ def test_problem_names_setting_value_and_allowed_values(
         ("IDLEGPU_LISTEN", "here", "'here' is not allowed: must be host:port with a port from 0 "),
         ("IDLEGPU_LISTN", "x", "names no setting: did you mean IDLEGPU_LISTEN?"),
         ("IDLEGPU_PROMETHEUS__URI", "x", "names no setting: did you mean IDLEGPU_PROMETHEUS_URL?"),
-        ("IDLEGPU_HEALTH_XID", "{79", "cannot be read: line 1, column 4: is no YAML: expected"),
+        ("IDLEGPU_HEALTH_XID", "{79", "cannot be read: line 1, column 4: is not YAML: expected"),
         ("IDLEGPU_HEALTH_XID", "79", "'79' is not allowed: must be a map of XID (0 to 1000) to "),
     ],
 )
@@ -177,16 +177,16 @@ def test_secrets_of_the_environment_are_never_in_a_message(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: [1, 2", "line 1, column 9: is no YAML: "),
-        ("a: 1\n b: 2", "line 2, column 3: is no YAML: mapping values are not allowed here"),
-        ("log: {}\nlog: {}", "line 2, column 1: is no YAML: 'log' is given twice"),
+        ("a: [1, 2", "line 1, column 9: is not YAML: "),
+        ("a: 1\n b: 2", "line 2, column 3: is not YAML: mapping values are not allowed here"),
+        ("log: {}\nlog: {}", "line 2, column 1: is not YAML: 'log' is given twice"),
         ("- a", "must map names to settings, is a list"),
         ("text", "must map names to settings, is a str"),
-        ("a: 1\n---\nb: 2", "line 2, column 1: is no YAML: but found another document"),
-        ("a: !!python/name:os.system x", "line 1, column 4: is no YAML: could not determine"),
-        ("a: 2026-13-45", "is no YAML that can be read: "),
-        ("a: \x01", "is no YAML: special characters are not allowed"),
-        ("{a: " * 3000, "is no YAML that can be read: "),
+        ("a: 1\n---\nb: 2", "line 2, column 1: is not YAML: but found another document"),
+        ("a: !!python/name:os.system x", "line 1, column 4: is not YAML: could not determine"),
+        ("a: 2026-13-45", "is not YAML that can be read: "),
+        ("a: \x01", "is not YAML: special characters are not allowed"),
+        ("{a: " * 3000, "is not YAML that can be read: "),
     ],
 )
 def test_a_file_that_is_no_yaml_map_is_explained(tmp_path: Path, text: str, problem: str) -> None:
@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
     for name, cause in {
         "missing.yaml": "cannot be read: No such file or directory",
         ".": "cannot be read: Is a directory",
-        "latin.yaml": "is no UTF-8 text: byte 3 is wrong",
+        "latin.yaml": "is not UTF-8 text: byte 3 is wrong",
     }.items():
         with pytest.raises(ConfigError) as caught:
             load_settings(tmp_path / name, {})

@@ -63,8 +63,8 @@ def point_to_itself(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: rewrite(path, "thresholds: ["), ("line 1, column 14", "no YAML")),
-        (lambda path: path.write_bytes(b"strategy: \xff"), ("no UTF-8",)),
+        (lambda path: rewrite(path, "thresholds: ["), ("line 1, column 14", "not YAML")),
+        (lambda path: path.write_bytes(b"strategy: \xff"), ("not UTF-8",)),
         (
             lambda path: rewrite(path, threshold(300)),
             ("thresholds.utilization", "300", "from 1 to 100"),
