@@ -21,7 +21,7 @@ from typing import Final
 from worker_device.visible import Card, Instance, Load
 
 _ORDER_DEADLINE_SECONDS: Final = 10.0
-"""CUDA takes seconds to initialize on a node with many cards."""
+"""Time limit for CUDA's device order: CUDA takes seconds to initialize with many cards."""
 
 _CUDA_ORDER_SCRIPT: Final = """
 import ctypes, json

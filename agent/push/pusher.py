@@ -55,7 +55,7 @@ connection, is logged at once."""
 
 _SEND_BUFFER_BYTES: Final = 64 << 10
 _FAILURES: Final = (OSError, RefusedError, asyncio.IncompleteReadError)
-"""A timeout is an OSError."""
+"""Failures of a connection; a timeout is an OSError."""
 
 
 class ReportLink:

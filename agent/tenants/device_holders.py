@@ -24,7 +24,7 @@ _SHARE_SUFFIX: Final = re.compile(rf"((?:GPU|MIG)-{_UUID})[-_]+(.+)", re.IGNOREC
 _LEGACY_MIG: Final = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/\d+", re.IGNORECASE)
 _MINOR: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d+))?(?:/(vgpu\d+))?", re.IGNORECASE)
 _CLAIM_DEVICE: Final = re.compile(r"gpu-(\d{1,9})(-mig-.+)?", re.IGNORECASE)
-"""Up to nine digits: `int` fails for thousands."""
+"""Name of a claimed GPU, with up to nine digits: `int` fails for thousands of digits."""
 
 logger = logging.getLogger(__name__)
 

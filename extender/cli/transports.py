@@ -84,7 +84,7 @@ _API_SERVER: Final = {
     403: ("refuses this", "ask the cluster's administrator for this right"),
     503: ("reaches no extender", "`kubectl get pods -n idlegpu` shows its pods"),
 }
-"""The same for a status of the API server."""
+"""Meaning of the API server's statuses, and the remedies."""
 
 _FAILED: Final = ("fails", "its log says why")
 

@@ -25,7 +25,7 @@ would be too little for some of them: a pod without enough memory fails."""
 _SHARE_BYTES: Final = 12 * GIB
 """For serving tasks up to this size, a share of a GPU is proposed."""
 NODE_GPUS: Final = 8
-"""The most GPUs that a usual node has."""
+"""Largest usual number of GPUs on a node."""
 
 
 class Certainty(StrEnum):

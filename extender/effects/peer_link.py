@@ -256,7 +256,7 @@ _MAX_ANSWER_BYTES: Final = 16 << 20
 _SHOWN: Final = 200
 
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
-"""OSError includes TimeoutError."""
+"""Failures of a request; OSError includes TimeoutError."""
 
 
 class PeerLink:

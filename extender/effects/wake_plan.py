@@ -96,7 +96,7 @@ class LookOrder:
 
 
 _MAX_REPEAT_SECONDS: Final = 300.0
-"""kube-scheduler retries such pods itself after five minutes."""
+"""Longest pause: kube-scheduler retries such pods itself after five minutes."""
 
 _FIRST_RETRY_SECONDS: Final = 0.005
 """Assumed time of a retry in kube-scheduler before it is measured: a value for tens of nodes."""

@@ -228,8 +228,8 @@ _EXPLAINABLE = 8
 """Number of latest decisions that keep their snapshot, to explain the node of a later binding."""
 
 _EXPLAINABLE_SECONDS = 3.0
-"""Time for which they keep it, because each snapshot takes megabytes. After that the node is
-explained from the current state."""
+"""Time for which a decision keeps its snapshot, because each takes megabytes. After that the node
+is explained from the current state."""
 
 
 _MAX_CHOICES: Final = 20_000

@@ -4,8 +4,8 @@ import re
 from typing import Final
 
 _DIRECTIONS: Final = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-"""Separators of lines, and marks that change the direction of text: what is shown is not what is
-there."""
+"""Separators of lines, and marks that change the direction of text: a terminal then shows another
+text than the actual one."""
 
 _CONTROLS: Final = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTIONS}]")
 """C0 except tab and newline, DEL, and C1: 0x9b alone starts a command, as ESC [ does."""

@@ -21,11 +21,11 @@ class Alignment(IntFlag):
     """Rule by which the kubelet refuses pods (TopologyAffinityError), as a number for columns."""
 
     NONE = 0
-    """None: the policy is `none`, `best-effort` or unknown."""
+    """Refuses no pod: the policy is `none`, `best-effort` or unknown."""
     SINGLE = 1
-    """`single-numa-node`: pods whose devices are not all on one NUMA node."""
+    """`single-numa-node`: refuses pods whose devices are not all on one NUMA node."""
     RESTRICTED = 2
-    """`restricted`: pods that would be spread over more NUMA nodes than on an empty node."""
+    """`restricted`: refuses pods that need more NUMA nodes than on an empty node."""
     BY_POD = 4
     """The devices of all containers are aligned together, else those of each container."""
 

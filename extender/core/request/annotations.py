@@ -36,9 +36,9 @@ class TargetPolicy(StrEnum):
     """Behavior of a pod while none of its targets can take it."""
 
     REQUIRE = "require"
-    """It waits."""
+    """The pod waits."""
     PREFER = "prefer"
-    """It goes to any other node."""
+    """The pod goes to any other node."""
 
 
 @dataclass(frozen=True, slots=True)

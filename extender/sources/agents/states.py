@@ -49,7 +49,7 @@ _MAX_SHARES: Final = 8192
 """Limit per node for holders, and for shares of memory: 64 pods on each of 128 devices."""
 
 _MAX_VALUE: Final = 1e18
-"""Larger values are missing. No signal has them in its unit, and sums of smaller values stay
+"""Larger values count as missing. No signal has them in its unit, and sums of smaller values stay
 finite, so that no agent can turn a score into NaN."""
 
 _MAX_LINKS: Final = 64
@@ -61,7 +61,7 @@ _MAX_POD: Final = 317
 """Longest `namespace/name` of a pod."""
 
 _MAX_AHEAD_SECONDS: Final = 86_400.0
-"""A process that started later by the node's clock has no known start."""
+"""Largest start time in the future; a process with a later start has no known start."""
 
 _HOLDERS_LAG_SECONDS: Final = 5.0
 """Interval in which an agent queries the kubelet for the holders of devices."""

@@ -44,7 +44,7 @@ _PARALLEL: Final = 8
 _QUEUE_SECONDS: Final = 20.0
 """Longest wait for a review; the agent is refused after it and tries again later."""
 _MAX_WAITING: Final = 1000
-"""Limit for waiting reviews per address; many nodes may share one."""
+"""Limit for waiting reviews per address; many nodes may share an address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

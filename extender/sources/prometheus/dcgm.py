@@ -376,7 +376,7 @@ _HIGHEST: Final[Mapping[Signal, float]] = {
     Signal.NVLINK_RECOVERY_RATE: _ERRORS,
     Signal.NVLINK_CRC_RATE: _ERRORS,
 }
-"""Largest possible value of each signal in base units; larger values are missing."""
+"""Largest possible value of each signal in base units; larger values count as missing."""
 
 # DCGM marks a blank value (not supported, not found, no permission ...) by the last 16 numbers of
 # the field's type: 0x7ffffff0 and up, 0x7ffffffffffffff0 and up, 140737488355328.0 and up.

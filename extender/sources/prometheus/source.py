@@ -45,7 +45,7 @@ _HISTORY_TIMEOUT_FACTOR: Final = 6.0
 
 _PAST_SECONDS: Final = 24 * 3600.0
 _PAST_LIMIT_SECONDS: Final = 600.0
-"""A day of forty thousand devices is twelve answers of ten megabytes per metric."""
+"""Time limit for a query of the past: a day of 40,000 devices is 120 MB per metric."""
 
 _PAST_DELAYS_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
 _PAST_WAIT_SECONDS: Final = 1.0

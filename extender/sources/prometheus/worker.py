@@ -64,7 +64,7 @@ _ITEMS_PER_FRAME: Final = 500
 # recorded, and a pause shorter than a step is not visible.
 _USE_STEP_SECONDS: Final = 900.0
 _USE_STEPS_PER_QUERY: Final = 8
-"""Two hours per answer: ten megabytes for forty thousand devices."""
+"""Steps per query: two hours, an answer of ten megabytes for forty thousand devices."""
 
 _ACTIVITY_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
 """Signals of activity; the highest value counts."""
