@@ -28,7 +28,9 @@ _WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 @click.option("--max-utilization", metavar="PERCENT", help="A GPU above this is not idle.")
 @click.option("--max-memory", metavar="PERCENT", help="A GPU with more memory used is not idle.")
 @formatting.number_option(BEST, "limit", "Largest number of nodes to show.")
-def command(session: Session, *, require_idle: bool, **wishes: str | int | None) -> None:
+def command(
+    session: Session, *, require_idle: bool, gpus: int, limit: int, **wishes: str | None
+) -> None:
     """List the nodes that suit a pod with these requirements now, best first.
 
     Of the GPUs that the pod could land on: IDLE counts the idle ones; ACTIVITY and FREE are means.
@@ -37,7 +39,7 @@ def command(session: Session, *, require_idle: bool, **wishes: str | int | None)
     ephemeral storage (docs/advice.md). Exits with status 1 if no node suits.
     """
     idle = "true" if require_idle else None
-    answer = session.client.best(**wishes, require_idle=idle)  # type: ignore[arg-type] # gpus is a number
+    answer = session.client.best(gpus=gpus, limit=limit, require_idle=idle, **wishes)
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
     if not answer.feasible:
         click.get_current_context().exit(1)
