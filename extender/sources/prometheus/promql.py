@@ -178,7 +178,7 @@ def shared_devices_query(names: Sequence[str], selector: str) -> str:
 
 
 def names_query(names: Iterable[str], selector: str) -> str:
-    """Return the query for which metrics exist, for servers that do not list metric names."""
+    """Return the query for the names of existing metrics, for servers that do not list them."""
     alternatives = "|".join(names)
     is_one = f'__name__=~"{alternatives}"'  # anchored by Prometheus; names need no escape
     return f"group by (__name__) ({_selected('', is_one, selector)})"

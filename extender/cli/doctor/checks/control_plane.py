@@ -64,7 +64,7 @@ def _wrong_address(facts: Facts) -> Iterator[Problem]:
     It is a placeholder (`FIXED_ADDRESS`, an address for documentation), or an IP address other than
     the Service's.
 
-    Remedy: `scheduler-config/control-plane.sh`.
+    Remedy: run `scheduler-config/control-plane.sh`.
     """
     address = _service_address(facts)
     for scheduler, host in _hosts(facts):
@@ -126,7 +126,8 @@ def _wrong_version(facts: Facts) -> Iterator[Problem]:
 
     A newer minor version is an error. A version more than one minor version older is a warning.
 
-    Remedy: `manifests/render.sh REGISTRY second-scheduler`; with Helm `images.scheduler.tag: ""`.
+    Remedy: render `manifests/render.sh REGISTRY second-scheduler` again; with Helm set
+    `images.scheduler.tag: ""`.
     """
     server = _VERSION.match(facts.version or "")
     if not server:
@@ -169,7 +170,7 @@ def _unbatched(facts: Facts) -> Iterator[Problem]:
     also for pods without GPUs. The version is that of its pod's image; with k3s and RKE2, whose
     pods show none, it is the API server's. Info only.
 
-    Remedy: a second scheduler for GPU pods.
+    Remedy: run a second scheduler for GPU pods.
     """
     batching = _batching(facts)
     for scheduler in facts.schedulers or ():

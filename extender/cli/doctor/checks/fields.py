@@ -100,7 +100,7 @@ def _not_exported(facts: Facts) -> Iterator[Problem]:
     without XIDs is a warning; series cannot show this, because from dcgm-exporter 4.8.2 on a GPU
     without errors has no series.
 
-    Remedy: the lines to add to the counters file.
+    Remedy: add the lines that the finding shows to the counters file.
     """
     cards = _cards(facts)
     lacking = {card: seen for card, seen in cards.items() if set(seen.absent) - _SHARPER}

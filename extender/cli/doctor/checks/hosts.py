@@ -51,7 +51,7 @@ def _filled(facts: Facts) -> Iterator[Problem]:
     A node counts if less than half of the free GPUs' even share of its CPU or memory is left. Pods
     of DaemonSets do not count.
 
-    Remedy: a taint on the nodes: `nvidia.com/gpu=present:NoSchedule`.
+    Remedy: taint the nodes with `nvidia.com/gpu=present:NoSchedule`.
     """
     evidence, nodes = [], []
     pods: dict[str, list[Object]] = {}

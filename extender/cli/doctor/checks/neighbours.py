@@ -52,7 +52,7 @@ def _two_schedulers(facts: Facts) -> Iterator[Problem]:
     A warning if the schedulers may be profiles of one process, which is not a fault: pass its
     configuration.
 
-    Remedy: separate nodes for each scheduler, by label and taint.
+    Remedy: reserve nodes for each scheduler, by label and taint.
     """
     by_node: defaultdict[str, set[str]] = defaultdict(set)
     for pod in gpu_pods(facts):
@@ -180,8 +180,8 @@ def _stays_in_the_way(facts: Facts) -> Iterator[Problem]:
     its affinity would keep it there. Clusters without `nvidia.com/gpu.deploy.*` labels have no
     finding.
 
-    Remedy: the affinity of `manifests/agent/daemon-set.yaml`, for the reason in
-    docs/gpu-operator.md.
+    Remedy: use the affinity of `manifests/agent/daemon-set.yaml` (docs/gpu-operator.md has the
+    reason).
     """
     paused = {name_of(node): label for node in facts.nodes or () for label in _paused(node)}
     staying = [

@@ -64,7 +64,7 @@ def _no_plugin(facts: Facts) -> Iterator[Problem]:
     Their labels show GPUs, or they offered some before (a capacity of 0), and they have no DRA
     driver: the device plugin is missing or broken.
 
-    Remedy: install it, or read its log.
+    Remedy: install the plugin, or read its log.
     """
     names = [name_of(node) for node in facts.nodes or ()]
     plugins = {
@@ -114,7 +114,7 @@ def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
     `gpu.count` x `gpu.replicas` is not the capacity, or the labels differ from the plugin's
     configuration for the node (`nvidia.com/device-plugin.config`).
 
-    Remedy: restart plugin and gpu-feature-discovery.
+    Remedy: restart the plugin and gpu-feature-discovery.
     """
     evidence = []
     for node in facts.nodes or ():
@@ -176,7 +176,7 @@ def _not_offered(facts: Facts) -> Iterator[Problem]:
 
     The device plugin reports unhealthy GPUs.
 
-    Remedy: read its log on that node.
+    Remedy: read the plugin's log on that node.
     """
     evidence: list[str] = []
     nodes: set[str] = set()
@@ -210,7 +210,7 @@ def _dead_mps(facts: Facts) -> Iterator[Problem]:
 
     A label says that the node uses MPS.
 
-    Remedy: read its log, or check its DaemonSet.
+    Remedy: read the daemon's log, or check its DaemonSet.
     """
     daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
     alive = {node_of(pod) for pod in daemons if is_running(pod)}
@@ -259,7 +259,7 @@ def _state(pod: Object) -> str:
 def _no_memory_limits(facts: Facts) -> Iterator[Problem]:
     """Find pods on time-sliced GPUs that do not declare their GPU memory.
 
-    Remedy: `idlegpu.io/gpu-memory`; MPS.
+    Remedy: set `idlegpu.io/gpu-memory`, or use MPS.
     """
     sliced = {
         name_of(node)
@@ -295,7 +295,7 @@ def _unlike_layout(facts: Facts) -> Iterator[Problem]:
     Labels and telemetry are compared with the offered resources, also under strategy `single`.
     Layouts that are being changed are skipped.
 
-    Remedy: restart the plugin; `mig.config`.
+    Remedy: restart the plugin, or correct `mig.config`.
     """
     failed: dict[str, str] = {}
     unlike: list[str] = []

@@ -74,7 +74,7 @@ def _old_driver(facts: Facts) -> Iterator[Problem]:
     not ready has an image (or `NVIDIA_REQUIRE_CUDA`) of a newer major CUDA than the driver. Images
     whose name does not show their CUDA version are not judged.
 
-    Remedy: a newer driver, or an older image.
+    Remedy: install a newer driver, or use an older image.
     """
     nodes = {name_of(node): node for node in facts.nodes or ()}
     evidence = []
@@ -147,7 +147,7 @@ def _claims_alone(facts: Facts) -> Iterator[Problem]:
 def _lost_targets(facts: Facts) -> Iterator[Problem]:
     """Find waiting pods whose targets (`idlegpu.io/target`) are all missing from the cluster.
 
-    Remedy: correct the names, or `target-policy: prefer`.
+    Remedy: correct the names, or set `target-policy: prefer`.
     """
     known = {name_of(node) for node in facts.nodes or ()}
     evidence = []
@@ -221,7 +221,7 @@ def _set_by_hand(facts: Facts) -> Iterator[Problem]:
     otherwise a warning. Commands that divide the GPUs among processes, and values that only a shell
     knows, are skipped.
 
-    Remedy: remove it.
+    Remedy: remove the variable.
     """
     lines: defaultdict[_ByHand, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):

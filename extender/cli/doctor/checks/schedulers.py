@@ -175,7 +175,7 @@ def _not_called(facts: Facts) -> Iterator[Problem]:
     Either no entry under `extenders` is idlegpu's, or pods are bound without its answer;
     `/v1/bypassed` then names the likely cause.
 
-    Remedy: the entry of `scheduler-config/kube-scheduler.yaml`.
+    Remedy: add the entry of `scheduler-config/kube-scheduler.yaml`.
     """
     yield from _reported(facts, "IG001")
     if facts.schedulers and not any(True for _ in _ours(facts)):
@@ -201,7 +201,7 @@ def _late(facts: Facts) -> Iterator[Problem]:
     kube-scheduler had closed the connection, or more than one answer in a thousand took longer than
     `httpTimeout`.
 
-    Remedy: `httpTimeout`, or CPU for the extender.
+    Remedy: raise `httpTimeout`, or give the extender more CPU.
     """
     yield from _reported(facts, "IG002")
     callers = [(one.source, entry) for one, entry in _ours(facts)]
@@ -243,7 +243,7 @@ def _whole_nodes(facts: Facts) -> Iterator[Problem]:
 
     `nodeCacheCapable` is off in them.
 
-    Remedy: `nodeCacheCapable: true`.
+    Remedy: set `nodeCacheCapable: true`.
     """
     for scheduler, entry in _ours(facts):
         if entry.get("nodeCacheCapable") is not True:
@@ -267,7 +267,7 @@ def _drowned(facts: Facts) -> Iterator[Problem]:
     exceed those two fifths. Info if idlegpu leads by 100 points or more among equal nodes, so that
     soft spread and preferred affinity never count.
 
-    Remedy: `weight: 1`.
+    Remedy: set `weight: 1`.
     """
     scale = number_setting(facts, "wire.max_score", _MAX_SCORE)
     for scheduler, entry in _ours(facts):
@@ -338,7 +338,7 @@ def _verbs(facts: Facts) -> Iterator[Problem]:
 
     `filterVerb`, `prioritizeVerb` or `preemptVerb` is missing, or scores are lost.
 
-    Remedy: the line.
+    Remedy: add the line that the finding shows.
     """
     yield from _reported(facts, "IG005")
     lost = {
@@ -367,7 +367,7 @@ def _unmanaged(facts: Facts) -> Iterator[Problem]:
 
     For example a MIG profile, or `nvidia.com/gpu.shared`.
 
-    Remedy: the lines to add.
+    Remedy: add the lines that the finding shows.
     """
     yield from _reported(facts, "IG006")
     entries = [(scheduler, _managed(entry)) for scheduler, entry in _ours(facts)]
@@ -398,8 +398,8 @@ def _shortened(facts: Facts) -> Iterator[Problem]:
     other nodes are suitable. kube-scheduler calls ignorable extenders last, the others in the order
     of the file.
 
-    Remedy: `wire.shortlist: 0`, or its entry above idlegpu's (with `ignorable: false` if idlegpu's
-    is not ignorable).
+    Remedy: set `wire.shortlist: 0`, or move the other entry above idlegpu's (with
+    `ignorable: false` if idlegpu's is not ignorable).
     """
     shortlist = number_setting(facts, "wire.shortlist", _SHORTLIST)
     if not shortlist:

@@ -54,7 +54,7 @@ def _refused_agents(facts: Facts) -> Iterator[Problem]:
 
     Info only if all running agents report by now, because counts start with the extender.
 
-    Remedy: depends on the reason.
+    Remedy: the finding shows the remedy for each reason.
     """
     counts = _refusals(facts)
     unknown = total(facts.metrics, "idlegpu_agent_unknown_nodes")
@@ -101,7 +101,7 @@ def _ending(facts: Facts) -> Iterator[Problem]:
     Less than 7 days is an error. Sources are Secrets, files, and
     `idlegpu_certificate_end_timestamp_seconds`, which the alert `IdlegpuCertificateEnds` uses too.
 
-    Remedy: run the Job.
+    Remedy: run the Job that renews certificates.
     """
     by_severity: defaultdict[Severity, list[str]] = defaultdict(list)
     for one in sorted(facts.certificates or (), key=lambda one: one.ends_at):
@@ -130,7 +130,7 @@ def _lacking_rights(facts: Facts) -> Iterator[Problem]:
     It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes`, `wake-pods`
     and `group-sizes`. The API server states the account's rights; offline, the RBAC objects do.
 
-    Remedy: `kubectl apply -k`.
+    Remedy: apply the manifests with `kubectl apply -k`.
     """
     by_manifest: defaultdict[str, list[Right]] = defaultdict(list)
     for right in facts.rights or ():
@@ -179,7 +179,7 @@ def _skewed(facts: Facts) -> Iterator[Problem]:
     and the extender's clock with this machine's. Without `managedFields`, which kubectl omits by
     default, the check cannot run.
 
-    Remedy: NTP.
+    Remedy: synchronize the clocks with NTP.
     """
     evidence = []
     for node in facts.nodes or ():
@@ -252,7 +252,7 @@ def _short_grace(facts: Facts) -> Iterator[Problem]:
     Their `terminationGracePeriodSeconds` is not above `drain_seconds` + `shutdown_seconds`:
     kube-scheduler may still call them.
 
-    Remedy: the line in the Deployment; the Helm chart sets it.
+    Remedy: add the line to the Deployment; the Helm chart sets it.
     """
     lines = []
     for pod in _extenders(facts):
@@ -282,7 +282,7 @@ def _strangers(facts: Facts) -> Iterator[Problem]:
     Replicas then place bursts on the same nodes, and pods count as bound without an answer, or
     count twice.
 
-    Remedy: `peers.service`.
+    Remedy: set `peers.service`.
     """
     alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for pod in _extenders(facts):

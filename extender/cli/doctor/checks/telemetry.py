@@ -48,7 +48,7 @@ _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
 def _unmatched(facts: Facts) -> Iterator[Problem]:
     """Find metric series whose labels match no node, address or exporter.
 
-    Remedy: `prometheus.node_labels`.
+    Remedy: set `prometheus.node_labels`.
     """
     evidence = []
     for name, state in sorted((facts.sources or {}).items()):
@@ -102,7 +102,7 @@ def _stale(facts: Facts) -> Iterator[Problem]:
     does. An exporter's interval that differs from `prometheus.exporter_interval_seconds` is a
     warning.
 
-    Remedy: the interval.
+    Remedy: correct the interval that the finding names.
     """
     limit = number_setting(facts, "freshness.max_age_seconds", _MAX_AGE_SECONDS)
     query = number_setting(facts, "prometheus.interval_seconds", _QUERY_SECONDS)
@@ -171,7 +171,7 @@ def _unmeasured(facts: Facts) -> Iterator[Problem]:
 
     A pod counts as silent after five minutes without a reading of its node's GPUs.
 
-    Remedy: tolerations, or the DaemonSet; the ServiceMonitor, or `prometheus.url`.
+    Remedy: correct the tolerations or the DaemonSet; else the ServiceMonitor or `prometheus.url`.
     """
     running: dict[str, Object] = {}
     broken: dict[str, str] = {}
@@ -279,7 +279,7 @@ def _degraded(facts: Facts) -> Iterator[Problem]:
 
     A component is a source, or the settings.
 
-    Remedy: the one that the extender names.
+    Remedy: follow the cause that the extender names.
     """
     for name, cause in sorted((facts.degraded or {}).items()):
         resource = name.removeprefix("apiserver/").removesuffix(" objects")
@@ -306,7 +306,7 @@ def _unlike_telemetry(facts: Facts) -> Iterator[Problem]:
     Capacity (`nvidia.com/gpu`) counts only without the label `nvidia.com/gpu.count`, and only if it
     does not count shares or instances.
 
-    Remedy: `idlegpu smoke NODE`; a reboot.
+    Remedy: run `idlegpu smoke NODE`, or reboot the node.
     """
     seen, partitioned = _seen(facts), _partitioned(facts)
     evidence: list[str] = []
