@@ -32,7 +32,9 @@ LIMIT_FACTOR: Final = 10.0
 SHORTEST_LIMIT_SECONDS: Final = 10.0
 LEARN_LIMIT_SECONDS: Final = 1800.0
 IDLE_SECONDS: Final = 60.0
-"""Time without CPU use after which a test counts as hanging."""
+"""Sleeping time after which a test counts as hanging, unless it used some CPU in between."""
+_LEAST_CPU_SECONDS: Final = 0.1
+"""CPU use that is more than a timer's in a test that hangs."""
 
 
 @dataclass(slots=True)
@@ -322,7 +324,7 @@ def in_a_fork(
     Args:
         run: function to call.
         limit_seconds: CPU time limit.
-        idle_seconds: limit of time without CPU use.
+        idle_seconds: limit of sleeping time without CPU use.
     """
     child = os.fork()
     if not child:
@@ -334,13 +336,17 @@ def in_a_fork(
             sys.stderr.flush()
         finally:
             os._exit(0)
-    spent, busy_at = 0.0, time.monotonic()
+    spent, busy, slept, at = 0.0, 0.0, 0.0, time.monotonic()
     has_ended = False
-    while not has_ended and spent <= limit_seconds and time.monotonic() - busy_at <= idle_seconds:
+    while not has_ended and spent <= limit_seconds and slept <= idle_seconds:
         time.sleep(0.01)
-        seconds, is_running = _progress_of(child)
-        if is_running or seconds > spent:
-            spent, busy_at = seconds, time.monotonic()
+        spent, is_running = _progress_of(child)
+        now = time.monotonic()
+        if spent - busy >= _LEAST_CPU_SECONDS:
+            busy, slept = spent, 0.0
+        elif not is_running:
+            slept += now - at
+        at = now
         has_ended = bool(os.waitpid(child, os.WNOHANG)[0])
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # and its child processes
