@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import pytest
@@ -156,20 +157,26 @@ async def test_after_a_failure_every_replica_gets_a_message_again(
     await asyncio.wait([running])
 
 
-async def test_a_failed_look_up_is_logged_once(
+async def test_each_cause_of_failed_look_ups_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = Peers(settings.PeersSettings(), lambda _: None, Metrics())
+    causes = ["no such name", "no such name", "no such name", "timed out", "", "timed out"]
 
     async def fail() -> set[_Address]:
-        raise OSError("no such name")
+        cause = causes.pop(0)
+        if cause:
+            raise OSError(cause)
+        return set()
 
     monkeypatch.setattr(peers, "_addresses", fail)
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        for _ in range(2):
+        while causes:
             await peers._resolve(group, session)
 
-    assert [line.getMessage() for line in caplog.records] == ["cannot look up the replicas"]
+    lines: list[Any] = caplog.records
+    assert [line.cause for line in lines] == ["no such name", "timed out", "timed out"]
+    assert {line.getMessage() for line in lines} == {"cannot look up the replicas"}
 
 
 async def test_records_of_a_replica_that_leaves_before_its_first_message_are_lost(
