@@ -154,8 +154,7 @@ class EventWriter:
             now = loop.time()
             tokens = min(tokens + (now - counted_at) * _PER_SECOND, _BURST)
             counted_at = now
-            if tokens < 1:
-                await asyncio.sleep((1 - tokens) / _PER_SECOND)
+            await asyncio.sleep((1 - tokens) / _PER_SECOND)  # not at all while tokens are left
             tokens -= 1
             await self._write(text)
 

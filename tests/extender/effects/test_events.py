@@ -215,6 +215,19 @@ async def test_the_memory_of_events_is_bounded(
         assert len(writer._known) == len(writer._per_pod) == 5
 
 
+def test_the_memory_of_reported_annotations_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "_REMEMBERED", 2)
+    warnings = AnnotationWarnings(EventWriter(Recorder(), instance=""), lambda: False)
+
+    for uid in ("u1", "u2", "u2", "u3", "u2", "u1"):
+        warnings.warn(PodRef(uid=uid, namespace="ns", name=uid), PROBLEM)
+
+    pods = [line.__dict__["pod"] for line in caplog.records]
+    assert pods == ["ns/u1", "ns/u2", "ns/u3", "ns/u1"]
+
+
 @pytest.mark.looptime
 async def test_the_rate_is_bounded_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_BURST", 3)
@@ -238,22 +251,24 @@ async def test_the_rate_is_bounded_after_a_burst(monkeypatch: pytest.MonkeyPatch
     assert since == pytest.approx([0.0, 0.0, 0.0, 0.05, 0.1, 0.15])
 
 
-async def test_a_missing_right_is_logged_once_and_named(
+async def test_a_missing_right_is_logged_once_and_named_and_its_end(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "extender.effects.events")
     kube.faults["write"].extend([refusal(403, "events is forbidden")] * 3)
     async with writing(kube, tmp_path) as (writer, _):
         for number in range(3):
             writer.post(POD, EventType.NORMAL, "Waiting", f"for {number}")
         await eventually(lambda: writer.counts.failed == 3)
 
-        writer.post(POD, EventType.NORMAL, "Waiting", "for 0")
-        await eventually(lambda: writer.counts.written == 1)
+        for number in range(2):
+            writer.post(POD, EventType.NORMAL, "Waiting", f"for {number}")
+        await eventually(lambda: writer.counts.written == 2)
 
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    (warning,) = warnings
+    failed, again = (line for line in caplog.records if line.name == "extender.effects.events")
+    assert (failed.levelname, again.message) == ("WARNING", "writing events again")
     assert (
-        "RBAC must allow this identity to create events.events.k8s.io" in warning.__dict__["cause"]
+        "RBAC must allow this identity to create events.events.k8s.io" in failed.__dict__["cause"]
     )
 
 

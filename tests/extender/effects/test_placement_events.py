@@ -74,12 +74,12 @@ async def test_event_describes_the_gpus_of_the_pod(placed: World) -> None:
     )
 
 
-async def test_the_event_shows_the_fullest_of_different_cards() -> None:
+async def test_the_event_shows_the_fullest_of_different_cards_and_their_mean_activity() -> None:
     world = World()
-    world.add({"n": [Gpu(used_gib=10.0), Gpu(used_gib=30.0)]})
+    world.add({"n": [Gpu(busy=0.1, used_gib=10.0), Gpu(busy=0.2, used_gib=30.0)]})
     await decide(world, "n", gpus=2)
 
-    assert _describe(bind(world, "n")).endswith(", 50 GiB free each")
+    assert _describe(bind(world, "n")).endswith(": mean activity 15 %, 50 GiB free each")
 
 
 async def test_an_event_about_a_single_card_does_not_say_each() -> None:

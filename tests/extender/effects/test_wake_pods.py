@@ -8,6 +8,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_groups import PodGroup
+from extender.effects import waker as waker_module
 from extender.effects.wake_plan import PodWakes
 from extender.effects.waker import _POD_ANNOTATION, Waker
 from extender.kube.client import KubeClient
@@ -110,6 +111,23 @@ async def test_priority_comes_before_age(kube: FakeKube, client: KubeClient, wor
     await waking.look()
 
     assert woken(kube)[2:] == ["gated"]
+
+
+async def test_a_check_wakes_a_limited_number_of_pods(
+    kube: FakeKube, client: KubeClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waker_module, "_MOST_WOKEN", 2)
+    world.add_node("wide", 4)
+    for number in range(5):
+        waits(world, f"p{number}", created_at=float(number))
+    world.read_after(10)
+    waking = each(client, world)
+
+    await waking.look()
+    assert woken(kube) == ["p0", "p1"]
+
+    await waking.look()
+    assert woken(kube) == ["p0", "p1", "p2", "p3"]
 
 
 async def test_a_pod_for_which_there_is_no_room_keeps_no_other_behind_it(
