@@ -389,6 +389,9 @@ def main() -> int:
         outcomes = bench.try_all(mutants, until)
     if options.only:
         return 0
+    if not outcomes:
+        sys.stdout.write("no time was left for a mutant; the room's last result stays\n")
+        return 1
     tried = list(zip(mutants, outcomes, strict=False))
     result = result_of(room.name, options.seed, tried, equivalent())
     keep(result)
