@@ -36,6 +36,8 @@ class LeaseServer:
         status = self.refused.get(request.method)
         if status is not None:
             return _status(status, f'User "x" cannot {request.method} leases')
+        if request.method == "PATCH" and request.content_type != "application/merge-patch+json":
+            return _status(415, "the body of the request was in an unknown format")
         return {"GET": self._get, "POST": self._create, "PATCH": self._patch}[request.method](
             await request.json() if request.can_read_body else {}
         )
@@ -48,6 +50,8 @@ class LeaseServer:
     def _create(self, body: Object) -> web.Response:
         if self.lease is not None:
             return _status(409, "already exists")
+        if body.get("metadata", {}).get("name") != self._name:
+            return _status(422, "name or generateName is required")
         self.edit(**body["spec"])
         return web.json_response(self.lease, status=201)
 

@@ -34,6 +34,8 @@ _RELOGIN_SECONDS: Final = 10.0
 _ANSWER_BYTES: Final = 16 << 20
 """Limit for an answer with one object; the API server stores at most a few MiB of it."""
 
+_REFUSAL_BYTES: Final = 1 << 16
+"""Bytes that are read of the answer to a refused request."""
 _SHOWN_CHARACTERS: Final = 200
 """Characters of a non-JSON answer that an error message quotes."""
 
@@ -375,7 +377,7 @@ async def _check(response: aiohttp.ClientResponse, action: str) -> None:
     status = response.status
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return
-    message = _message(await response.content.read(1 << 16))
+    message = _message(await response.content.read(_REFUSAL_BYTES))
     hints = {
         HTTPStatus.UNAUTHORIZED: ": check the token or client certificate",
         HTTPStatus.FORBIDDEN: f": RBAC must allow this identity to {action}",

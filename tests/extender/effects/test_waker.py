@@ -1,7 +1,6 @@
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_plan import Hope
 from extender.effects.waker import WakerRunner, _describe, build_waker
 from extender.kube.client import KubeClient
-from extender.kube.kubeconfig import own_namespace
 from extender.runtime.supervision import Tasks
 from extender.settings.config import Settings
 from extender.settings.service import Wake, WakeTarget
@@ -221,14 +219,6 @@ def test_the_summary_is_short_for_any_number_of_pods() -> None:
         "9 waiting pods may fit: ns/p0 on n, ns/p1 on n, ns/p2 on n, ns/p3 on n, ns/p4 on n "
         "and 4 more; 2026-01-02T03:04:05.000600Z"
     )
-
-
-def test_the_namespace_is_the_pods_own(tmp_path: Path) -> None:
-    assert own_namespace(None, tmp_path) == "idlegpu"
-    (tmp_path / "namespace").write_text("gpus\n")
-
-    assert own_namespace(None, tmp_path) == "gpus"
-    assert own_namespace(Path("kubeconfig"), tmp_path) == "idlegpu"
 
 
 async def test_the_setting_names_the_namespace_of_lease_and_object(world: World) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.kube.client import KubeClient, KubeError
+from extender.kube.client import KubeClient
 from extender.kube.lease import Lease, make_identity
 from testkit.fake_kube import eventually
 from testkit.lease_server import LeaseServer, Object, serving, write_kubeconfig
@@ -116,17 +116,17 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(
     server.refused["PATCH"] = 503
 
     clock.now += 9.9
-    with pytest.raises(KubeError):
-        await first.attempt()
+    await first._try()
     assert holds(first)
+    assert first._pause_seconds() <= 3.0
 
-    clock.now += 0.2
+    clock.now = 1010.0
     assert not holds(first)
     server.refused.clear()
     await second.attempt()
     assert not holds(second)
 
-    clock.now += 5
+    clock.now += 5.1
     await second.attempt()
     assert holds(second)
     assert server.lease is not None
@@ -154,32 +154,36 @@ async def test_the_lease_expires_by_our_clock_not_by_its_times(
     assert holds(lease)
 
 
+@pytest.mark.parametrize(("written", "seconds"), [(60, 60), (1, 1), (0, 15), (None, 15)])
 async def test_the_duration_that_the_holder_wrote_is_respected(
-    client: KubeClient, server: LeaseServer, clock: Clock
+    client: KubeClient, server: LeaseServer, clock: Clock, written: int | None, seconds: int
 ) -> None:
-    server.edit(holderIdentity="x", leaseDurationSeconds=60)
+    server.edit(holderIdentity="x", leaseDurationSeconds=written)
     lease = replica(client, clock, "a")
     await lease.attempt()
 
-    clock.now += 59
+    clock.now += seconds
     await lease.attempt()
     assert not holds(lease)
 
-    clock.now += 2
+    clock.now += 1
     await lease.attempt()
     assert holds(lease)
 
 
 async def test_a_holder_that_lost_the_lease_notices_at_the_next_attempt(
-    client: KubeClient, server: LeaseServer, clock: Clock
+    client: KubeClient, server: LeaseServer, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "extender.kube.lease")
     lease = replica(client, clock, "a")
-    await lease.attempt()
+    await lease._try()
     server.edit(holderIdentity="b")
 
-    await lease.attempt()
+    for _ in range(2):
+        await lease._try()
+        assert not holds(lease)
 
-    assert not holds(lease)
+    assert caplog.messages == ["took the lease", "lost the lease"]
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": None}, {"leaseDurationSeconds": "soon"}])
@@ -193,6 +197,8 @@ async def test_a_free_lease_is_taken(
 
     assert holds(lease)
     assert holder(server) == "a"
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseTransitions"] == 1
 
 
 async def test_the_lease_is_released_at_the_end(client: KubeClient, clock: Clock) -> None:
@@ -222,25 +228,58 @@ async def test_a_lease_of_another_holder_is_not_released(
     assert holder(server) == "b"
 
 
-async def test_a_missing_right_is_logged_once_and_named(
-    client: KubeClient, server: LeaseServer, clock: Clock, caplog: pytest.LogCaptureFixture
+async def test_a_lease_that_was_just_lost_is_not_released(
+    client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
-    server.refused["GET"] = 403
     lease = replica(client, clock, "a")
+    await lease.attempt()
+    server.edit(holderIdentity="b")
+    await lease.release()
+    assert holder(server) == "b"
 
-    for _ in range(5):
+    server.lease = None
+    await lease.attempt()
+    server.lease = None
+    await lease.release()
+
+    assert "PATCH" not in server.requested
+
+
+@pytest.mark.parametrize(
+    ("method", "verb", "exists"),
+    [("GET", "get", True), ("POST", "create", False), ("PATCH", "patch", True)],
+)
+async def test_a_missing_right_is_logged_once_and_named(
+    client: KubeClient,
+    server: LeaseServer,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    verb: str,
+    *,
+    exists: bool,
+) -> None:
+    caplog.set_level("INFO", "extender.kube.lease")
+    lease = replica(client, Clock(), "a")
+
+    for _ in range(2):
+        server.lease = None
+        if exists:
+            server.edit()
+        server.refused[method] = 403
+        for _ in range(5):
+            await lease._try()
+        assert not holds(lease)
+        server.refused.clear()
         await lease._try()
-    assert not holds(lease)
-    server.refused.clear()
-    await lease._try()
+        assert holds(lease)
+        await lease.release()
 
-    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.message == "cannot take the lease"
+    once = ["cannot take the lease", "the lease can be taken again", "took the lease"]
+    assert caplog.messages == 2 * once
     assert (
-        "RBAC must allow this identity to get leases.coordination.k8s.io"
-        in warning.__dict__["cause"]
+        f"RBAC must allow this identity to {verb} leases.coordination.k8s.io"
+        in caplog.records[0].__dict__["cause"]
     )
-    assert holds(lease)
 
 
 async def test_refused_attempts_become_rarer(
@@ -255,6 +294,10 @@ async def test_refused_attempts_become_rarer(
 
     assert pauses[0] <= 6.0
     assert 48.0 <= pauses[-1] <= 60.0
+    server.refused.clear()
+    server.edit(holderIdentity="b")
+    await lease._try()
+    assert lease._pause_seconds() <= 3.0
 
 
 async def test_a_lease_whose_server_fails_is_taken_once_it_answers(

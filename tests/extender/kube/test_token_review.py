@@ -55,8 +55,12 @@ async def test_an_accepted_token_has_its_user() -> None:
 
     assert user == ANN
     ((method, path, body),) = client.sent
-    assert (method, path, body["kind"]) == ("POST", "tokenreviews", "TokenReview")
-    assert body["spec"] == {"token": "secret", "audiences": ["idlegpu"]}
+    assert (method, path) == ("POST", "tokenreviews")
+    assert body == {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": "secret", "audiences": ["idlegpu"]},
+    }
     assert await reviewed(ACCEPTED, audience="") == ANN
 
 
@@ -93,6 +97,11 @@ async def test_rights_are_those_of_the_api_servers_answer(status: object, *, may
 
     ((method, path, body),) = client.sent
     assert (method, path) == ("POST", "subjectaccessreviews")
+    assert body | {"spec": None} == {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": None,
+    }
     assert body["spec"] == {
         "user": "ann",
         "uid": "u1",
