@@ -74,6 +74,7 @@ class ScriptedCard:
     """Card of the scripted library; tests may change every field at any time."""
 
     uuid: str
+    minor: int | None = None
     model: str = "NVIDIA H100 80GB HBM3"
     gpm: Values | None = field(default_factory=lambda: dict(IDLE_GPM))
     values: dict[Call, Values] = field(default_factory=lambda: dict(HEALTHY))
@@ -151,7 +152,7 @@ class ScriptedBackend:
         return Card(
             handle=card.uuid,
             index=index,
-            minor=index,
+            minor=card.minor,
             uuid=card.uuid,
             model=card.model,
             pci_bus_id=f"00000000:{index:02X}:00.0",

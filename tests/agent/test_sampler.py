@@ -450,6 +450,7 @@ async def test_a_failed_event_wait_is_restarted(rig: Rig) -> None:
 
 async def test_tenants_are_attributed_from_driver_data_and_reported(rig: Rig) -> None:
     rig.cards[1].instances = migs((5, "1g.10gb"))
+    rig.cards[2].minor = 0
     kubelet = Kubelet()
     kubelet.processes_problem = Problem(code="NoHostPid", text="set hostPID")
     sampler = rig.make(kubelet)
@@ -463,6 +464,7 @@ async def test_tenants_are_attributed_from_driver_data_and_reported(rig: Rig) ->
         ("GPU-2", ""),
     ]
     assert kubelet.requested[1].device.mig_uuids == ("MIG-5",)
+    assert [use.device.index for use in kubelet.requested] == [0, 1, 0]
     assert kubelet.requested[0].memory_used_bytes == 0
     assert report.devices[0].allocated_to == (Tenant(namespace="ml", pod="train-0"),)
     assert report.processes_problem == kubelet.processes_problem

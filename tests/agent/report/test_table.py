@@ -1,4 +1,5 @@
 import io
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -9,9 +10,11 @@ from agent.report.table import print_report
 GIB = 1 << 30
 
 
-def printed(report: Report, width: int = 200) -> str:
+def printed(
+    report: Report, width: int = 200, color_system: Literal["standard"] | None = None
+) -> str:
     out = io.StringIO()
-    print_report(report, Console(file=out, width=width))
+    print_report(report, Console(file=out, width=width, color_system=color_system))
     return out.getvalue()
 
 
@@ -60,6 +63,8 @@ def test_a_row_shows_the_known_values_of_a_device() -> None:
 
     for expected in (
         "gpu-7, driver 580.95.05, 2027-01-15 08:00:00 UTC",
+        "power W",
+        "°C",
         "H200",
         "45% graphics",
         "60.0 / 140.0",
@@ -93,10 +98,15 @@ def test_ill_health_foreign_use_and_old_values_are_shown() -> None:
     )
 
     text = printed(report(device))
+    in_color = printed(report(device), color_system="standard")
 
-    assert "exclude: XID 79" in text
-    assert "foreign use: 5.0 GiB" in text
-    assert "values are 42 s old" in text
+    for line, color in (
+        ("exclude: XID 79", "31"),
+        ("foreign use: 5.0 GiB", "35"),
+        ("values are 42 s old", "33"),
+    ):
+        assert line in text
+        assert f"\x1b[{color}m{line}" in in_color
 
 
 def test_the_cause_of_stress_is_shown() -> None:
