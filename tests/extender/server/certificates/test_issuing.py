@@ -17,6 +17,15 @@ from extender.server.certificates.issuing import (
     trusted,
 )
 
+KEY_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WANTED = Wanted(names=("idlegpu-extender.idlegpu.svc",), addresses=("10.96.0.88",))
 
@@ -62,18 +71,37 @@ def test_only_the_extender_may_serve() -> None:
 def test_only_the_ca_may_sign_certificates() -> None:
     files = made()
 
-    for name, may_sign in (("ca.crt", True), ("extender.crt", False)):
-        constraints = certificate(files, name).extensions.get_extension_for_class(
-            x509.BasicConstraints
-        )
-        assert constraints.critical
-        assert constraints.value.ca is may_sign
+    for name, may_sign, usages in (
+        ("ca.crt", True, {"key_cert_sign", "crl_sign"}),
+        ("extender.crt", False, {"digital_signature"}),
+    ):
+        extensions = certificate(files, name).extensions
+        critical = {type(one.value) for one in extensions if one.critical}
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
+        usage = extensions.get_extension_for_class(x509.KeyUsage).value
+        assert critical == {x509.BasicConstraints, x509.KeyUsage}
+        assert (constraints.ca, constraints.path_length) == (may_sign, 0 if may_sign else None)
+        assert {one for one in KEY_USAGES if getattr(usage, one)} == usages
 
 
-def test_a_valid_certificate_stays() -> None:
-    files = made()
+def test_a_valid_certificate_stays_until_60_days_before_its_end() -> None:
+    files, later = made(), NOW + timedelta(days=305)
 
-    assert changed(files, WANTED, "", NOW + timedelta(days=300)) == files
+    assert changed(files, WANTED, "", later) == files
+    assert changed(files, WANTED, "", later + timedelta(seconds=1)) != files
+
+
+@pytest.mark.parametrize("lost", [".crt", ".key"])
+def test_a_certificate_that_lost_a_file_is_issued_again(lost: str) -> None:
+    files = {name: text for name, text in made().items() if name != f"extender{lost}"}
+
+    after = changed(files, WANTED, "", NOW)
+
+    assert verified_names(after, "extender")
+    assert {name: after[name] for name in files if not name.startswith("extender")} == {
+        name: text for name, text in files.items() if not name.startswith("extender")
+    }
+    assert after.keys() == made().keys()
 
 
 @pytest.mark.parametrize("side", ["extender", "kube-scheduler"])
@@ -115,9 +143,10 @@ def test_new_ca_is_trusted_before_it_issues() -> None:
     assert verified_names(dropped, "extender")
 
 
-def test_switch_without_a_next_ca_states_the_remedy() -> None:
+@pytest.mark.parametrize("left", [{}, {"next.crt": b"x"}, {"next.key": b"x"}])
+def test_switch_without_a_next_ca_states_the_remedy(left: Files) -> None:
     with pytest.raises(CertsError, match="--next-ca first"):
-        changed(made(), WANTED, "switch", NOW)
+        changed({**made(), **left}, WANTED, "switch", NOW)
 
 
 SHORTLY_BEFORE, AFTER = NOW + timedelta(days=3620), NOW + timedelta(days=3700)
@@ -160,7 +189,7 @@ def test_an_expiring_ca_is_replaced_step_by_step(at: datetime, *, is_renewed: bo
     [
         pytest.param(3285, "", id="as-long-as-what-it-issues"),
         pytest.param(3286, "the CA expires on 2039-12-30", id="shorter"),
-        pytest.param(3651, "the CA expired on 2039-12-30", id="over"),
+        pytest.param(3650, "the CA expired on 2039-12-30", id="over"),
     ],
 )
 def test_the_end_of_a_ca_is_reported_a_year_before(days: int, reported: str) -> None:
