@@ -91,8 +91,25 @@ async def test_a_request_that_waits_too_long_fails_and_takes_no_slot() -> None:
         await many.call("b")
     first.cancel()
     await asyncio.wait([first])
+    assert first.cancelled()  # its slot is free, and nothing of b is left
     await many.ask_shortly("b")
     assert many.had == ["a", "b"]
+
+
+async def test_a_caller_that_gives_up_one_request_keeps_its_others() -> None:
+    many = Many(turns())
+    first, second, third = (asyncio.create_task(many.call(name)) for name in ("a", "b", "b"))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+
+    first.cancel()
+    await asyncio.wait([first])
+    await asyncio.sleep(0)
+
+    assert many.had == ["a", "b"]
+    third.cancel()
+    await asyncio.wait([third])
 
 
 @pytest.mark.looptime(start=1000.0)

@@ -87,6 +87,8 @@ def test_lines_that_are_not_read_are_dropped_and_counted(
     for number in range(5):
         logger.warning("line %d", number)
     stream.reads.set()
+    handler.queue.join()
+    logger.warning("read again")
     handler.close()
 
     assert events(stream) == [
@@ -95,6 +97,7 @@ def test_lines_that_are_not_read_are_dropped_and_counted(
         "line 1",
         "line 2",
         "log lines dropped: they came faster than they were read: 2",
+        "read again",
     ]
 
 

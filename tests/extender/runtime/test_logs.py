@@ -18,6 +18,7 @@ from extender.runtime.logs import (
     LogLevel,
     LogThrottle,
     TextFormatter,
+    ThrottledLogger,
     configure,
 )
 
@@ -94,7 +95,11 @@ def test_an_extra_field_never_replaces_one_of_the_line() -> None:
         pytest.param({"a"}, "{'a'}", id="set"),
         pytest.param({1: "x"}, {"1": "x"}, id="key that is a number"),
         pytest.param({(1, 2): "\ud800"}, {"(1, 2)": "\\ud800"}, id="key that is a tuple"),
-        pytest.param({"\udcff": [math.nan, 1 << 70]}, {"\\udcff": [None, str(1 << 70)]}, id="deep"),
+        pytest.param(
+            {"\udcff": [math.nan, None, True, 0.5, (1 << 53) - 1, 1 << 53, -(1 << 53)]},
+            {"\\udcff": [None, None, True, 0.5, (1 << 53) - 1, str(1 << 53), str(-(1 << 53))]},
+            id="deep",
+        ),
         pytest.param(np.float64(0.5), 0.5, id="numpy number"),
         pytest.param(np.array([1, 2]), [1, 2], id="numpy array"),
         pytest.param(Unprintable(), "<Unprintable>", id="repr that fails"),
@@ -173,7 +178,8 @@ def test_configured_logs_go_to_one_stream_from_their_level_on(stream: io.StringI
 
     logging.getLogger("extender.test").debug("hidden")
     logging.getLogger("extender.test").info("shown")
-    logging.getLogger("aiohttp.access").info("GET /filter")
+    for name in ("aiohttp.access", "asyncio", "kubernetes_asyncio", "urllib3", "prometheus_client"):
+        logging.getLogger(name).info("GET /filter")
     logging.getLogger("aiohttp.access").warning("odd request")
 
     events = [parse(line)["event"] for line in stream.getvalue().splitlines()]
@@ -210,6 +216,16 @@ def test_a_line_is_bounded_and_keeps_its_beginnings_and_ends() -> None:
     assert len(TextFormatter().format(record("event", pod="x" * 200_000))) < 33_000
 
 
+def test_a_line_as_long_as_the_limit_is_written_whole() -> None:
+    def line(length: int) -> str:
+        return TextFormatter().format(record("x" * length))
+
+    most = 32_768 - len(line(0))
+
+    assert line(most).endswith(" " + "x" * most)
+    assert " ... 1 characters ... " in line(most + 1)
+
+
 class Clock:
     now = 0.0
 
@@ -236,3 +252,23 @@ def test_the_number_of_different_lines_is_limited() -> None:
     assert [throttle.due(thing) for thing in range(1000, 2000)][:2] == [990, 0]
     clock.now = 120.0
     assert sum(throttle.due(thing) is not None for thing in range(2000, 3000)) == 10
+
+
+def test_a_library_writes_equal_warnings_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    throttled = ThrottledLogger(logging.getLogger("library"), LogThrottle(60.0, 10, clock))
+
+    for clock.now in (0.0, 1.0, 60.0):
+        throttled.warning("bad request from %s", clock.now)
+        throttled.error("bad request from %s", clock.now, exc_info=ValueError())
+        throttled.info("connection lost")
+
+    warnings_only = [one for one in caplog.records if one.levelno > logging.INFO]
+    assert len(caplog.records) - len(warnings_only) == 3
+    assert [(one.message, one.__dict__["also_unlogged"]) for one in warnings_only] == [
+        ("bad request from 0.0", 0),
+        ("bad request from 0.0", 0),
+        ("bad request from 60.0", 1),
+        ("bad request from 60.0", 1),
+    ]

@@ -1,12 +1,16 @@
 """Metrics of an extender without any request yet."""
 
+import math
+from itertools import pairwise
 from typing import Final, NoReturn
 
+import pytest
 import pytest_asyncio
 from prometheus_client.metrics import MetricWrapperBase
 
 from extender.app import Extender
 from extender.kube.client import KubeClient
+from extender.runtime.supervision import FAULTS
 from extender.settings.config import Settings
 from extender.webhook.handlers import _FAULTY, _VERBS, RequestOutcome
 
@@ -50,6 +54,46 @@ async def test_every_series_that_can_be_known_beforehand_starts_at_0(fresh: Exte
     assert len(labelled) > 8
     assert without == set(ELSEWHERE)
     assert values == {0.0}
+
+
+async def test_what_pods_hold_is_counted_by_namespace_kind_of_owner_and_model(
+    fresh: Extender,
+) -> None:
+    held_by = ("namespace", "owner_kind", "model")
+
+    for name, reason in ELSEWHERE.items():
+        if reason == "no namespace is known beforehand":
+            last = "use" if name.startswith("gpu") else "device"
+            assert getattr(fresh.metrics, name)._labelnames == (*held_by, last), name
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("between_verbs", 0.0005, 5.0), ("feasible", 1.0, 10_000.0)],
+)
+async def test_buckets_are_close_enough_to_tell_twice_as_much(
+    fresh: Extender, name: str, least: float, most: float
+) -> None:
+    (family,) = getattr(fresh.metrics, name).collect()
+
+    bounds = [float(one.labels["le"]) for one in family.samples if "le" in one.labels]
+
+    *bounds, infinite = [bound for bound in bounds if bound]
+    assert (bounds[0], bounds[-1], infinite) == (least, most, math.inf)
+    assert all(f"{bound:.3e}"[:5] in {"1.000", "2.000", "5.000"} for bound in bounds)
+    # above a second it is only late
+    assert all(
+        sooner < later <= 2.5 * sooner or (name, sooner) == ("between_verbs", 1.0)
+        for sooner, later in pairwise(bounds)
+    )
+
+
+async def test_failures_of_background_tasks_are_exported(fresh: Extender) -> None:
+    FAULTS["of this test"] += 2
+
+    name, task = "idlegpu_background_faults_total", {"task": "of this test"}
+    assert fresh.metrics.registry.get_sample_value(name, task) == 2.0
+    del FAULTS["of this test"]
 
 
 async def test_metrics_have_each_verb_with_each_outcome(fresh: Extender) -> None:

@@ -6,11 +6,23 @@ import platform
 import pytest
 
 from extender.runtime import native_memory
-from extender.runtime.native_memory import give_back
+from extender.runtime.native_memory import give_back, prefer_small
 
 
 def test_memory_is_given_back_wherever_that_can_be() -> None:
     give_back()
+
+
+def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_memory, "_libc", lambda: None)
+    held = bytearray(b"x" * (4 * mmap.PAGESIZE))
+
+    give_back()
+    prefer_small()
+    with memoryview(held) as buffer:
+        native_memory.forget(buffer)
+
+    assert held == b"x" * (4 * mmap.PAGESIZE)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")

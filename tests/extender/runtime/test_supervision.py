@@ -16,9 +16,13 @@ async def test_failing_task_restarts_with_growing_pauses(
 ) -> None:
     loop = asyncio.get_running_loop()
     started: list[float] = []
+    names: set[str] = set()
     before = FAULTS["failing"]
 
     async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        names.add(task.get_name())
         started.append(loop.time())
         if len(started) == 10:
             return
@@ -27,8 +31,9 @@ async def test_failing_task_restarts_with_growing_pauses(
             raise RuntimeError("hostile input")
 
     with caplog.at_level(logging.ERROR):
-        await keep("failing", run)
+        await asyncio.create_task(keep("failing", run), name="failing")
 
+    assert names == {"failing"}
     waits = [round(later - sooner) for sooner, later in pairwise(started)]
     assert waits == [_FIRST_SECONDS, 2, 4, 8, 16, *[_MOST_SECONDS] * 4]
     assert FAULTS["failing"] - before == 9
