@@ -47,13 +47,17 @@ RESULTS: Final = ROOT / "bench" / "results" / "mutants"
 COPIED: Final = (
     "agent",
     "bench",
+    "charts",
     "docs",
     "extender",
+    "manifests",
+    "scheduler-config",
     "simulation",
     "testkit",
     "tests",
     "worker_device",
     "pyproject.toml",
+    "CHANGELOG.md",
     "README.md",
 )
 MARKED: Final = "not prometheus and not e2e and not gpu and not page"
@@ -338,7 +342,9 @@ def result_of(
 
 
 def keep(result: dict[str, Any]) -> None:
-    """Store a room's result in place of its last one, beside those of other rooms."""
+    """Store a room's result in place of its last one, unless the time was up before any verdict."""
+    if result["row"]["mutants"] == result["row"]["not judged"]:
+        return
     file = RESULTS.with_suffix(".json")
     results = orjson.loads(file.read_bytes()) if file.exists() else {}
     results[result["row"]["room"]] = result
