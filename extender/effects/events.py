@@ -450,7 +450,8 @@ def _wanted(record: DecisionRecord, target: Target) -> str:
     if not free:
         return f"It is unknown whether it gets the requested GPU {named}"
     if free <= set(target.devices):
-        return f"It gets GPU {open_to} as requested"
+        part = f"{count} of " if (count := record.request.count) < len(free) else ""
+        return f"It gets {part}GPU {open_to} as requested"
     return f"It requested GPU {named}, and the kubelet chooses from GPU {open_to}"
 
 

@@ -115,7 +115,7 @@ async def test_the_event_shows_the_readings_of_the_decision() -> None:
     ("target", "gpus", "text"),
     [
         ("node-7::0,1", 2, "It gets GPU 0,1 as requested"),
-        ("node-7::0,1,3", 1, "It gets GPU 0,1 as requested"),
+        ("node-7::0,1,3", 1, "It gets 1 of GPU 0,1 as requested"),
         ("node-7::1", 1, "It requested GPU 1, and the kubelet chooses from GPU 0,1"),
         ("node-7::2", 1, "It requested GPU 2, and the kubelet chooses from GPU 0,1"),
     ],
