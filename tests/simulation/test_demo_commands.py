@@ -49,7 +49,7 @@ NOT_TABLES = {"replay", "completion"}
 """Subcommands that query no extender."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url() -> Iterator[str]:
     """Yield the URL of an extender that has played the demo."""
     started, address = threading.Event(), list[str]()
@@ -72,20 +72,22 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("arguments", [*TABLES, *(f"{one} -o wide" for one in TABLES), *OTHERS])
 def test_no_line_is_longer_than_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, url: str, arguments: str
+    monkeypatch: pytest.MonkeyPatch, url: str, subtests: pytest.Subtests
 ) -> None:
     monkeypatch.setattr(
         session, "_make_console", lambda: Console(width=COLUMNS, force_terminal=True, markup=False)
     )
+    run = runner(url)
 
-    result = runner(url)(*arguments.split())
+    for command in (*TABLES, *(f"{table} -o wide" for table in TABLES), *OTHERS):
+        with subtests.test(command):
+            result = run(*command.split())
 
-    lines = STYLE.sub("", result.stdout + result.stderr).splitlines()
-    assert lines
-    assert [line for line in lines if cell_len(line) > COLUMNS] == []
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+            lines = STYLE.sub("", result.stdout + result.stderr).splitlines()
+            assert lines
+            assert [line for line in lines if cell_len(line) > COLUMNS] == []
+            assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 def test_every_command_is_tried() -> None:
