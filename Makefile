@@ -15,7 +15,7 @@ PARTS := "(prometheus or page or e2e) and not neighbours"
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check room cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench day fuzz mutants graph pictures images arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check room cluster python static format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench day fuzz mutants graph pictures images arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -40,12 +40,17 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
 	@touch $@
 
+# One process compiles what all test processes import: at the first run each of them would compile it.
+$(VENV)/.compiled: $(VENV)/.dev
+	@$(BIN)/pytest --collect-only -qq >/dev/null || true # `make unit` shows errors
+	@touch $@
+
 demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
 	@$(BIN)/python -m simulation.demo $(if $(ONCE),--once)
 
-check: $(if $(ROOM),room,announce-check format lint types imports unit) ## everything that needs no cluster, in 4 minutes (ROOM=core: one room, in seconds)
+check: $(if $(ROOM),room,announce-check static unit) ## everything that needs no cluster, in 4 minutes (ROOM=core: one room, in seconds)
 
-test: announce-test format lint types imports unit real ## make check, and tests with a real control plane, Prometheus and Chromium
+test: announce-test static unit real ## make check, and tests with a real control plane, Prometheus and Chromium
 
 test-neighbours: announce-test-neighbours neighbours ## install with kubectl and helm, run beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; the images
 
@@ -59,6 +64,9 @@ room: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/mypy $(CODE)
 	@$(BIN)/pytest -q -n auto --dist worksteal --hypothesis-profile=quick -m $(UNIT) $(CODE)
+
+static: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j format lint types imports $(VENV)/.compiled
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .

@@ -13,18 +13,44 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from simulation import demo
+
 ROOT = Path(__file__).parents[2]
 COLUMNS = 80
 
 
 @pytest.mark.timeout(180)
-async def test_doctor_output_fits_80_columns_and_its_summary_adds_up() -> None:
-    async with _demo("--once") as process:
-        said, _ = await process.communicate()
+async def test_output_adds_up_its_link_and_commands_work_and_ctrl_c_ends_it() -> None:
+    async with _demo() as process:
+        assert process.stdout is not None
+        text = ""
+        while len(commands := re.findall(r"^   (\S+ \S.* --url \S+)$", text, re.MULTILINE)) < 3:
+            line = await process.stdout.readline()
+            assert line, f"it ended and said {text}"
+            text += line.decode()
+        link = re.search(r"^ +(http://\S+/page/) in a browser$", text, re.MULTILINE)
+        assert link, text
+        async with aiohttp.ClientSession() as session, session.get(link[1]) as response:
+            assert response.status == 200
+            assert response.content_type == "text/html"
+            assert "<title>idlegpu" in await response.text()
 
-    text = said.decode()
-    assert process.returncode == 0, text
+        answers = [await _output(command) for command in commands]
+        assert "gpu-h100-01" in answers[0]
+        assert "notebooks/jupyter-carol-0" in answers[1]
+        assert "default/patient: waits" in answers[2]
+
+        process.send_signal(signal.SIGINT)
+        rest, _ = await process.communicate()
+        assert rest.decode().endswith("\nbye\n")
+        assert process.returncode == 0
+
+    text += rest.decode()
     assert [line for line in text.splitlines() if len(line) > COLUMNS] == []
+    _assert_tally_adds_up(text)
+
+
+def _assert_tally_adds_up(text: str) -> None:
     rows = re.findall(r"^   \S+ +(\S+) +without: (\S+) *(.*)$", text, re.MULTILINE)
     tally = {
         name: (int(ours), int(without))
@@ -44,39 +70,24 @@ async def test_doctor_output_fits_80_columns_and_its_summary_adds_up() -> None:
         assert tally[fate] == (0, sum(reason in row[2] for row in rows))
 
 
-@pytest.mark.timeout(180)
-async def test_demo_link_and_commands_work_and_ctrl_c_ends_it() -> None:
-    async with _demo() as process:
-        assert process.stdout is not None
-        said = ""
-        while len(commands := re.findall(r"^   (\S+ \S.* --url \S+)$", said, re.MULTILINE)) < 3:
-            line = await process.stdout.readline()
-            assert line, f"it ended and said {said}"
-            said += line.decode()
-        link = re.search(r"^ +(http://\S+/page/) in a browser$", said, re.MULTILINE)
-        assert link, said
-        async with aiohttp.ClientSession() as session, session.get(link[1]) as response:
-            assert response.status == 200
-            assert response.content_type == "text/html"
-            assert "<title>idlegpu" in await response.text()
+@pytest.mark.timeout(30)
+async def test_with_once_it_ends_after_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def played(*_: object) -> AsyncIterator[str]:
+        yield "http://127.0.0.1"
 
-        answers = [await _output(command) for command in commands]
-        assert "gpu-h100-01" in answers[0]
-        assert "notebooks/jupyter-carol-0" in answers[1]
-        assert "default/patient: waits" in answers[2]
+    monkeypatch.setattr(demo, "playing", played)
+    monkeypatch.setattr(sys, "argv", ["demo", "--once"])
 
-        process.send_signal(signal.SIGINT)
-        rest, _ = await process.communicate()
-        assert rest.decode().endswith("\nbye\n")
-        assert process.returncode == 0
+    await asyncio.to_thread(demo.main)
 
 
 @asynccontextmanager
-async def _demo(*arguments: str) -> AsyncIterator[Process]:
+async def _demo() -> AsyncIterator[Process]:
     """Run the demo while the context is open."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.demo", *arguments, cwd=ROOT, stdout=PIPE, stderr=STDOUT
-    )  # fmt: skip
+        sys.executable, "-m", "simulation.demo", cwd=ROOT, stdout=PIPE, stderr=STDOUT
+    )
     try:
         yield process
     finally:
