@@ -1,6 +1,7 @@
 """Define the extender's Prometheus metrics, with labels from small fixed sets only."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from prometheus_client import (
@@ -41,157 +42,136 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_BackgroundFaults())
-        self.requests = Counter(
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter(
             "idlegpu_requests",
             "Answered requests of kube-scheduler.",
             ["verb", "outcome"],
-            registry=self.registry,
         )
-        self.latency = Histogram(
+        self.latency = histogram(
             "idlegpu_request_duration_seconds",
             "Time to answer a request of kube-scheduler.",
             ["verb", "outcome"],
             buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
         )
-        self.between_verbs = Histogram(
+        self.between_verbs = histogram(
             "idlegpu_between_verbs_seconds",
             "Time from the answer to filter until kube-scheduler sends prioritize.",
             buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
         )
-        self.candidates = Histogram(
+        self.candidates = histogram(
             "idlegpu_candidates",
             "Candidate nodes in a request.",
             ["verb"],
             buckets=_NODE_BUCKETS,
-            registry=self.registry,
         )
-        self.feasible = Histogram(
+        self.feasible = histogram(
             "idlegpu_feasible",
             "Nodes that passed filter.",
             buckets=_NODE_BUCKETS,
-            registry=self.registry,
         )
-        self.rejections = Counter(
+        self.rejections = counter(
             "idlegpu_rejections",
             "Nodes refused by filter.",
             ["reason"],
-            registry=self.registry,
         )
-        self.gpu_hours = Counter(
+        self.gpu_hours = counter(
             "idlegpu_gpu_hours",
             "Hours for which pods held GPUs, ended pods included, by idle and used. Shares and MIG "
             "instances count in part. Every replica counts all pods: use the maximum.",
             ["namespace", "owner_kind", "model", "use"],
-            registry=self.registry,
         )
         held_by = ["namespace", "owner_kind", "model", "device"]
-        self.held_gpus = Gauge(
+        self.held_gpus = gauge(
             "idlegpu_held_gpus",
             "GPUs (device: gpu) and MIG instances (mig) that pods hold, as of the last minute; a "
             "shared GPU counts for each of its pods.",
             held_by,
-            registry=self.registry,
         )
-        self.held_idle_gpus = Gauge(
+        self.held_idle_gpus = gauge(
             "idlegpu_held_idle_gpus",
             "Idle GPUs and MIG instances that pods hold, as `idlegpu costs` counts them.",
             held_by,
-            registry=self.registry,
         )
-        self.held_hour_idle_gpus = Gauge(
+        self.held_hour_idle_gpus = gauge(
             "idlegpu_held_hour_idle_gpus",
             "GPUs and MIG instances that pods hold and that have been idle for an hour or longer.",
             held_by,
-            registry=self.registry,
         )
-        self.gpu_cost = Counter(
+        self.gpu_cost = counter(
             "idlegpu_gpu_cost",
             "Cost of the hours of `idlegpu_gpu_hours_total`, by the setting `prices`.",
             ["namespace", "owner_kind", "model", "use"],
-            registry=self.registry,
         )
-        self.faults = Counter(
+        self.faults = counter(
             "idlegpu_faults",
             "Internal errors of the extender; filter then passes every candidate.",
             ["verb"],
-            registry=self.registry,
         )
-        self.followed = Counter(
+        self.followed = counter(
             "idlegpu_bound_pods",
             "Bound pods about which idlegpu answered; the replica that answered last counts them.",
             ["choice"],
-            registry=self.registry,
         )
-        self.annotation_problems = Counter(
+        self.annotation_problems = counter(
             "idlegpu_annotation_problems",
             "Invalid annotations of pods.",
             ["annotation"],
-            registry=self.registry,
         )
-        self.bypassed = Counter(
+        self.bypassed = counter(
             "idlegpu_pods_bypassed",
             "GPU pods that were bound without idlegpu's answer: no replica got a request for them, "
             "the answer came too late, or kube-scheduler never requests scores.",
             ["scheduler", "reason"],
-            registry=self.registry,
         )
-        self.unjudged = Counter(
+        self.unjudged = counter(
             "idlegpu_pods_bound_unjudged",
             "Bound GPU pods for which a silent or lost replica may have received a request.",
-            registry=self.registry,
         )
-        self.peer_messages = Counter(
+        self.peer_messages = counter(
             "idlegpu_peer_messages",
             "Messages in which replicas report their requests to each other.",
             ["direction", "outcome"],
-            registry=self.registry,
         )
-        self.peers = Gauge(
+        self.peers = gauge(
             "idlegpu_peers",
             "Other replicas: known by their address, and those of them that answer.",
             ["state"],
-            registry=self.registry,
         )
         # Without other replicas no other code creates these series.
         for state in _PEER_STATES:
             self.peers.labels(state)
         for direction, outcome in _PEER_MESSAGES:
             self.peer_messages.labels(direction, outcome)
-        self.api_requests = Counter(
+        self.api_requests = counter(
             "idlegpu_api_requests",
             "Requests to the API and the page, by authentication outcome.",
             ["outcome"],
-            registry=self.registry,
         )
-        self.admissions = Counter(
+        self.admissions = counter(
             "idlegpu_admissions",
             "Pods reviewed by the admission webhook, by outcome.",
             ["outcome"],
-            registry=self.registry,
         )
-        self.settings_reloads = Counter(
+        self.settings_reloads = counter(
             "idlegpu_settings_reloads",
             "Changes of the settings file that were applied, rejected as invalid, or "
             "changed nothing that is in force.",
             ["outcome"],
-            registry=self.registry,
         )
-        self.settings_loaded_at = Gauge(
+        self.settings_loaded_at = gauge(
             "idlegpu_settings_loaded_timestamp_seconds",
             "Time of the last successful load of the settings.",
-            registry=self.registry,
         )
-        self.settings_restart_needed = Gauge(
+        self.settings_restart_needed = gauge(
             "idlegpu_settings_restart_needed",
             "Settings that were changed in the file and wait for a restart.",
-            registry=self.registry,
         )
-        self.settings_file_bad = Gauge(
+        self.settings_file_bad = gauge(
             "idlegpu_settings_file_bad",
             "Whether the settings file is invalid; the previous settings then stay in force.",
-            registry=self.registry,
         )
 
 
