@@ -55,22 +55,6 @@ class Viewer(Protocol):
         """
 
 
-class _SeesAll:
-    """A caller who may read all pods."""
-
-    name = ""
-
-    def sees(self, namespace: str) -> bool:  # noqa: ARG002 - see Viewer
-        """Return True."""
-        return True
-
-    async def learn(self, namespaces: Iterable[str]) -> None:
-        """Do nothing."""
-
-    async def renew(self) -> None:
-        """Do nothing."""
-
-
 class SeesNone:
     """A caller who may read no pods, or who is not authenticated."""
 
@@ -85,6 +69,15 @@ class SeesNone:
 
     async def renew(self) -> None:
         """Do nothing."""
+
+
+class _SeesAll(SeesNone):
+    """A caller who may read all pods."""
+
+    @override
+    def sees(self, namespace: str) -> bool:
+        """Return True."""
+        return True
 
 
 SEES_ALL: Final = _SeesAll()
