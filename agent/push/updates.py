@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from agent.options import ReportOptions
@@ -274,7 +275,7 @@ class UpdateBuilder:
             driver_version=report.driver_version,
             topology_policy=report.topology_policy,
             topology_scope=report.topology_scope,
-            devices=tuple(map(_part, report.devices)),
+            devices=msgspec.convert(report.devices, tuple[LayoutDevice, ...], from_attributes=True),
             rows=names,
         )
         holders = Holders(pods=tuple(map(_pods, report.devices)))
@@ -361,19 +362,6 @@ def _shares_of(device: Device) -> dict[str, int]:
             return {}
         shares[one.uid] = shares.get(one.uid, 0) + one.memory_bytes
     return shares
-
-
-def _part(device: Device) -> LayoutDevice:
-    return LayoutDevice(
-        uuid=device.uuid,
-        gpu_instance_id=device.gpu_instance_id,
-        index=device.index,
-        model=device.model,
-        mig_profile=device.mig_profile,
-        replicas=device.replicas,
-        numa_node=device.numa_node,
-        nvlink_peers=device.nvlink_peers,
-    )
 
 
 def _pods(device: Device) -> tuple[tuple[str, str, str], ...] | None:
