@@ -17,7 +17,6 @@ BENCHMARKS: Final = (
     "start",
     "memory",
     "ingest",
-    "rounds",
     "soak",
     "abuse",
     "faults",
