@@ -102,8 +102,6 @@ class Agent:
     """Runs the agent: reads the GPUs, exports metrics, and reports to the extender.
 
     Args:
-        options: all settings.
-        backend: the driver's library.
         tenants: source of tenants.
         clock: seconds since the epoch.
     """

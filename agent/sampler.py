@@ -83,7 +83,6 @@ class _ReportBuilder:
     """Builds reports, and numbers them in sequence.
 
     Args:
-        node: name of the node.
         started_at: start of the agent, seconds since the epoch.
         verdict_policy: thresholds and health actions.
         xids: log of XID errors.
@@ -282,14 +281,10 @@ class Sampler:
     Everything but the library's calls runs on the event loop's thread.
 
     Args:
-        backend: the driver's library.
-        options: the settings.
         tenant_source: source of tenants, None for no tenants.
         clock: seconds since the epoch.
-        monotonic: monotonic clock in seconds.
 
     Attributes:
-        latest: the latest report.
         xids: log of XID errors.
         passes: passes made.
         pass_seconds: total duration of the passes.

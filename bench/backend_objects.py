@@ -53,7 +53,6 @@ class BenchPod:
         is_running: whether its containers have started.
         version: resource version of the last change.
         load: load that it puts on a device, 0 to 1000.
-        devices: its devices.
         wishes: names and values of its annotations under the prefix `idlegpu.io/`.
     """
 

@@ -144,7 +144,6 @@ class ByExtender(Placement):
 
     Args:
         cluster: the jobs that hold each GPU.
-        policy: the settings of the decision.
         evaluate: replacement of the extender's evaluation; None for the original.
     """
 

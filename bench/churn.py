@@ -154,7 +154,6 @@ class ByExtender(Placement):
 
     Args:
         nodes: number of nodes.
-        policy: the settings of the decision.
         evaluate: replacement of the extender's evaluation; None for the original.
     """
 

@@ -59,7 +59,6 @@ class Oracle:
     """Policy that uses the extender's decision and knows the requests of all pods from the start.
 
     Args:
-        cluster: the cluster.
         trace: the pods.
     """
 

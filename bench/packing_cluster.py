@@ -76,7 +76,6 @@ class Trace:
         memory_mib: memory of each node.
         gpus: number of GPUs of each node.
         models: model of each node's GPUs.
-        pods: the pods.
     """
 
     millicores: Ints

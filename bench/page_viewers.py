@@ -97,7 +97,6 @@ class Viewer:
     Args:
         session: HTTP session of its requests.
         url: URL of the extender.
-        view: one of `VIEWS`.
         traffic: counters of all pages.
     """
 

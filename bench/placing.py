@@ -91,7 +91,6 @@ class Placed:
         at: time of the filter call, by `time.perf_counter`.
         filter_seconds: latency of filter.
         prioritize_seconds: latency of prioritize; 0 if filter left no node.
-        uid: UID of the pod.
         node: node to which it was bound; "" if no node was left.
         feasible: number of nodes in filter's answer.
     """

@@ -127,7 +127,6 @@ class ByExtender(Placement):
 
     Args:
         day: the simulated day; its cluster is rebuilt here.
-        policy: the settings of the decision.
         evaluate: replacement of the extender's evaluation; None for the original.
     """
 

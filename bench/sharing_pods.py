@@ -147,7 +147,6 @@ def pods_of(
     """Draw load and memory of pods of the trace, in the time of the day.
 
     Args:
-        traced: the pods.
         draws: random numbers.
         is_training_alone: no pod serves.
         is_tight: cards are small, and serving pods hold less.

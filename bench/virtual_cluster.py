@@ -59,7 +59,6 @@ class VirtualCluster:
 
     Args:
         shape: composition of the cluster.
-        policy: the settings of the decision.
         evaluate: replacement of the extender's evaluation; None for the original.
         also: shapes of further nodes, which follow the others.
     """

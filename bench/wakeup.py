@@ -90,7 +90,6 @@ class Measured:
     """Measurements of one way to wake pods.
 
     Attributes:
-        way: one of `WAYS`.
         waiting: number of pods that wait at the start.
         freed: time from idle to bound of each freed GPU, in seconds.
         retries: filter calls for waiting pods per freed GPU.
@@ -378,7 +377,6 @@ def plan(ways: Sequence[str], counts: Sequence[int] | None) -> list[tuple[int, s
     """Return the measurements as pairs of number of waiting pods and way, the smallest first.
 
     Args:
-        ways: some of `WAYS`.
         counts: numbers of waiting pods, None for the defaults.
     """
     chosen = [

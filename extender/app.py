@@ -60,8 +60,6 @@ class Extender:
     """Runs the extender: sources update the fleet, and webhooks and API answer from its snapshot.
 
     Args:
-        settings: every setting.
-        client: client of the API server.
         clock: seconds since the epoch.
         file: the settings file to watch for changes, or None to watch no file.
     """
@@ -414,7 +412,6 @@ async def start(
     """Run an extender while the context is open, then answer accepted requests and shut down.
 
     Args:
-        settings: every setting.
         clock: seconds since the epoch.
         file: the settings file to watch for changes, or None to watch no file.
 

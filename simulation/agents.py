@@ -32,7 +32,6 @@ class SimulatedAgent:
     """The agent of one node.
 
     Attributes:
-        node: name of the node.
         fleet: fleet that contains the node's devices.
         latest: the agent's latest report.
         started_at: start time, seconds since the epoch.

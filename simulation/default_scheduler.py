@@ -155,10 +155,6 @@ def outcome_of(fleet: SimulatedFleet, uid: str) -> Outcome:
     """Return the outcome of a placed pod, on the worst of its GPUs.
 
     The loads of all pods count, including pods that are still warming up.
-
-    Args:
-        fleet: the fleet.
-        uid: UID of the pod.
     """
     worst = Outcome(node="", fate=Fate.GOOD, reason="")
     for placement in fleet.placements[uid]:
@@ -206,8 +202,6 @@ def without_idlegpu(
     """Schedule pods, in their order, on a new fleet, and return their outcomes.
 
     Args:
-        build: builds the fleet.
-        pods: the pods.
         seed: seed of kube-scheduler's draws among equal nodes.
     """
     scheduler = DefaultScheduler(build(), random.Random(seed))

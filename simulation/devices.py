@@ -62,7 +62,6 @@ class Tenant:
     """A pod on a device.
 
     Attributes:
-        pod: the pod.
         replica: number of its share of the device.
         load: its load after the warm-up.
         warm_at: end of the warm-up, seconds since the epoch.
@@ -82,7 +81,6 @@ class Card:
         index: DCGM's index on the node.
         uuid: UUID, `GPU-…`.
         pci_bus_id: PCI address with DCGM's eight-digit domain.
-        model: its model.
         power_watts: power, or None to follow the load.
         temperature_celsius: temperature, or None to follow the load.
         xid: last XID error, 0 for none.

@@ -33,7 +33,6 @@ class Placement:
     """Devices of a placed pod.
 
     Attributes:
-        pod: the pod.
         node: name of its node.
         resource: resource that it requested.
         count: number of devices or shares.

@@ -22,7 +22,6 @@ class Placement:
 
     Attributes:
         pod: name of the pod.
-        uid: UID of the pod.
         node: node to which it was bound, "" if it is pending.
         refused: the extender's reason by node.
     """
@@ -38,7 +37,6 @@ class SimulatedScheduler:
 
     Args:
         url: base URL of the extender.
-        control: the simulated control plane.
         session: session for the requests.
     """
 

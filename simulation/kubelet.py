@@ -27,7 +27,6 @@ def observe_pod(fleet: SimulatedFleet, pod: JsonObject, *, is_deleted: bool = Fa
     If the fleet has placed a pod of the same name on that node, it is the same pod.
 
     Args:
-        fleet: the fleet.
         pod: the pod object from the API server.
         is_deleted: whether the pod was deleted.
 

@@ -21,7 +21,6 @@ class GpuModel:
         max_watts: power at full load.
         idle_clock_mhz: SM clock of an idle card.
         max_clock_mhz: SM clock under load.
-        memory_clock_mhz: memory clock.
         has_hbm: whether it reports a memory temperature.
         has_row_remap: whether it replaces bad memory rows (Ampere and later, with HBM).
         has_nvlink: whether it reports NVLink bandwidth.

@@ -48,7 +48,6 @@ def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
     which must be removed by a patch.
 
     Args:
-        node: the simulated node.
         now: time of creation and heartbeat, seconds since the epoch.
     """
     resources = node.resources()
@@ -169,7 +168,6 @@ def pod_object(
     Args:
         name: name of the pod.
         gpus: number of `nvidia.com/gpu`, or numbers by resource name.
-        namespace: namespace of the pod.
         annotations: annotations, None to omit the field.
     """
     counts = {GPU_RESOURCE: gpus} if isinstance(gpus, int) else gpus
@@ -196,8 +194,6 @@ def bound_pod_object(pod: JsonObject, *, uid: str, node: str, bound_at: float) -
 
     Args:
         pod: the pod as created.
-        uid: its UID.
-        node: its node.
         bound_at: time of creation, binding and start, seconds since the epoch.
     """
     running = copy_json(pod)

@@ -40,7 +40,6 @@ class SimulatedPrometheus:
         fleet: fleet of the targets, with the clock.
         exporter_url: base URL of the exporter.
         interval_seconds: time between two scrapes.
-        store: the samples.
     """
 
     fleet: SimulatedFleet

@@ -114,7 +114,6 @@ class Replicas:
     """Extenders whose addresses are peers of each other.
 
     Args:
-        cluster: simulated cluster.
         ports: ports of the extenders.
         session: HTTP session for requests.
         tls: folder of their certificates, None for plain HTTP.

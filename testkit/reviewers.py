@@ -25,7 +25,6 @@ class Reviewers:
         rights: namespaces in which each user may list pods; `EVERYWHERE` is all.
         is_down: whether every request is answered with 503.
         knows_audiences: whether answers name the token's audience.
-        reviewed_tokens: reviewed tokens.
         reviewed_rights: reviewed users and namespaces.
         hold: event for which reviews of rights wait; None to answer at once.
     """

@@ -16,7 +16,6 @@ async def serve(app: web.Application, *, port: int = 0) -> AsyncIterator[str]:
     """Serve an application while the context is open.
 
     Args:
-        app: the application.
         port: the port, 0 for any free port.
 
     Yields:

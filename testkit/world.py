@@ -263,7 +263,6 @@ class World:
 
         Args:
             name: the pod's name.
-            node: its node.
             count: devices or replicas.
             on: its devices in the mapping.
             changes: further fields of its record.

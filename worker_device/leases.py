@@ -53,7 +53,6 @@ class Lease:
 
     Attributes:
         worker: the worker's number.
-        device: id of the device.
         holder: the worker's process.
     """
 
@@ -201,11 +200,7 @@ def _leases_to_keep(
 
 
 class LeaseFile:
-    """The lease file of a container. The first worker creates it; workers may be different users.
-
-    Args:
-        path: path of the file.
-    """
+    """Lease file of a container. The first worker creates it; workers may be different users."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

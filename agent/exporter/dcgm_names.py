@@ -289,7 +289,6 @@ class DcgmCollector(Collector):
     are left out, because Prometheus would take them for current ones.
 
     Args:
-        latest: the latest report.
         clock: seconds since the epoch.
     """
 

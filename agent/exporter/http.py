@@ -37,9 +37,7 @@ class Answer:
     """An HTTP response.
 
     Attributes:
-        status: HTTP status.
         content_type: media type of the body.
-        body: the body.
     """
 
     status: int = HTTPStatus.OK

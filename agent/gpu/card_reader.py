@@ -215,8 +215,6 @@ class CardReader:
     """Reads one card and keeps its state between passes; used by the worker's thread.
 
     Args:
-        backend: the driver's library.
-        card: the card.
         topology: NUMA node and NVLink peers of the card.
         instances: its MIG devices, None if MIG is disabled.
         failures: counter of failed calls by call and error, shared by all cards.

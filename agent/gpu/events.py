@@ -30,10 +30,8 @@ class XidWatcher:
     A card whose events fail, or whose wait hangs in the driver, does not affect the others.
 
     Args:
-        backend: the driver's library.
         deliver: callback for each event; called in the card's thread.
         wait_seconds: duration of one wait.
-        monotonic: monotonic clock in seconds.
     """
 
     def __init__(
@@ -111,11 +109,8 @@ class _CardWatch:
     """Waits for the events of one card in a thread, which starts at construction.
 
     Args:
-        backend: the driver's library.
-        card: the card.
         deliver: callback for each event.
         wait_seconds: duration of one wait.
-        monotonic: monotonic clock in seconds.
         problem: the card's previous problem; an unchanged problem is not logged again.
     """
 
@@ -214,7 +209,6 @@ class XidLog:
         """Record an event.
 
         Args:
-            event: the event.
             at: time of the event, seconds since the epoch.
         """
         last = self._last.setdefault(event.uuid, {})

@@ -68,7 +68,6 @@ class _GpmMeter:
     GPM, the GPU's own activity counters, exists on Hopper and later.
 
     Args:
-        nvml: the library.
         handle: handle of the card.
         gpu_instance_id: None for the whole card.
     """
@@ -377,10 +376,6 @@ class _NvmlEvents:
     """Event set for the XID errors of one card.
 
     Each card has its own set, so that a failing card does not block the events of others.
-
-    Args:
-        nvml: the library.
-        card: the card.
     """
 
     def __init__(self, nvml: Library, card: Card) -> None:

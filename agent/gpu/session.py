@@ -87,7 +87,6 @@ def problem_of(error: NvmlError, what: str) -> Problem:
     """Describe a failed NVML call.
 
     Args:
-        error: the NVML error.
         what: the operation that failed, such as `cannot start NVML`.
     """
     cause = _CAUSES.get(error.code, f"{error.call} failed: see dmesg for driver errors")
@@ -125,11 +124,9 @@ class Session:
     """State of the driver and its cards between passes.
 
     Args:
-        backend: the driver's library.
         watcher: waits for the events of the listed cards.
         cadence: intervals of reads; None for the defaults.
         clock: seconds since the epoch.
-        monotonic: monotonic clock in seconds.
 
     Attributes:
         failures: counter of failed calls by call and error.

@@ -91,7 +91,6 @@ class CallTracker:
             subject: UUID of the GPU that the call is made for, "" for a call that concerns no GPU.
             name: name of the call in messages.
             function: the function to call.
-            *arguments: its arguments.
             limit_seconds: duration after which the call counts as hung; None for the usual limit.
 
         Raises:
@@ -186,7 +185,6 @@ class Worker:
 
     Args:
         limit_seconds: default limit of a call; the worker abandons a call that takes longer.
-        monotonic: monotonic clock in seconds.
     """
 
     def __init__(

@@ -65,7 +65,6 @@ class ReportLink:
         address: IP address and port.
         latest: the agent's latest report.
         digest_builder: decides which reports are news.
-        options: settings of the reports.
         clock: seconds since the epoch.
 
     Attributes:
@@ -267,7 +266,6 @@ class Pusher(Collector):
     """Keeps a link to each extender replica, and exports metrics of the links.
 
     Args:
-        options: all settings.
         latest: the agent's latest report.
         clock: seconds since the epoch.
     """

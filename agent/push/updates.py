@@ -265,7 +265,6 @@ class UpdateBuilder:
         """Build the update for a report; the caller must send it, and in this order.
 
         Args:
-            report: the report.
             digest: digest of the report.
             is_news: whether the report may change a decision.
             sent_at: time of sending, seconds since the epoch.

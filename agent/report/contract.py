@@ -38,7 +38,6 @@ class Tenant(_Record, frozen=True, kw_only=True):
     """A container that holds a device, from the kubelet.
 
     Attributes:
-        namespace: namespace of the pod.
         pod: name of the pod.
         container: name of the container.
         uid: UID of the pod, "" if unknown (the kubelet does not report it).
@@ -237,7 +236,6 @@ def encode(report: Report, sent_at: float | None = None) -> bytes:
     """Encode a report as JSON.
 
     Args:
-        report: the report.
         sent_at: time of sending, seconds since the epoch; None if the report is not sent.
     """
     if sent_at is not None:

@@ -119,11 +119,7 @@ def most_severe_xid(
 
 
 class DeviceEvaluator:
-    """Evaluates the devices of a node; re-evaluates health only when a health signal has changed.
-
-    Args:
-        verdict_policy: the settings.
-    """
+    """Evaluates the devices of a node; health again only when a signal of it has changed."""
 
     def __init__(self, verdict_policy: VerdictPolicy) -> None:
         self._policy = verdict_policy

@@ -65,7 +65,6 @@ class DeviceUsage:
     """Use of one device as the driver reports it.
 
     Attributes:
-        device: identifiers of the device.
         memory_used_bytes: memory in use without the driver's reserved memory; None if unknown.
         utilization_ratio: 0 to 1, None if unknown.
         agreed_ratio: activity that two signals agree on, 0 to 1, None without two signals.

@@ -158,7 +158,6 @@ class DeviceHolders:
     Everything runs on the event loop's thread.
 
     Args:
-        kubelet: client of the pod-resources API.
         clock: monotonic time in seconds.
     """
 

@@ -63,7 +63,6 @@ def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
     threshold unexplained.
 
     Args:
-        evidence: known facts about the device.
         threshold: limits below which use is ignored.
     """
     processes = evidence.processes or ()

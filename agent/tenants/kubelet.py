@@ -131,7 +131,6 @@ class PodResourcesClient:
     """Client of one kubelet; connects on the first call, and again after every failure.
 
     Args:
-        socket: path of the kubelet's socket.
         deadline_seconds: time limit of a call.
         max_answer_bytes: larger answers are rejected.
 

@@ -71,13 +71,10 @@ class Access:
     """Admits callers who may read the API, and determines which pods each may see.
 
     Args:
-        client: client for the API server.
-        settings: access settings.
         is_open: whether requests need no token.
         namespaces: returns the namespaces whose pods may appear in answers.
         requests: counts requests by outcome.
         hosts: allowed names in the Host header, lower case; empty for any.
-        monotonic: monotonic clock in seconds.
     """
 
     def __init__(

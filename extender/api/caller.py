@@ -94,7 +94,6 @@ class Caller:
             as they do not change.
         token_seconds: age at which the token is reviewed again.
         rights_seconds: age at which a right is checked again.
-        monotonic: monotonic clock in seconds.
     """
 
     def __init__(
@@ -233,10 +232,7 @@ class Callers:
     """Maps tokens to callers, with the rights reviewed.
 
     Args:
-        client: client for the API server.
-        settings: access settings.
         namespaces: returns the namespaces whose pods may appear in answers.
-        monotonic: monotonic clock in seconds.
     """
 
     def __init__(

@@ -77,7 +77,6 @@ class FleetRoutes:
     """Handlers of /v1/nodes, /v1/gpus, /v1/best, /v1/defrag and the decisions.
 
     Args:
-        fleet: state of the fleet.
         placer: ranks nodes, and remembers decisions.
         resources: returns the names of GPU resources.
         decisions: routes of the decisions; None for this replica's decisions only.
@@ -331,7 +330,6 @@ class PodRoutes:
         placer: ranks nodes, and remembers decisions.
         resources: returns the names of GPU resources.
         clock: seconds since the epoch.
-        replicas: this replica and the others.
         prices: prices of a GPU-hour.
         metrics: metrics to update; None for none.
     """

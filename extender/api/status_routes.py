@@ -71,7 +71,6 @@ class FleetCollector(Collector):
     """Prometheus collector for the fleet's state.
 
     Args:
-        fleet: state of the fleet.
         sources: returns the status of each source.
         dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.
@@ -239,11 +238,7 @@ class FleetCollector(Collector):
 
 
 class _ConnectionCollector(Collector):
-    """Prometheus collector for the ports' connections.
-
-    Args:
-        ports: listeners of the ports.
-    """
+    """Prometheus collector for the ports' connections."""
 
     def __init__(self, ports: Iterable[Listener]) -> None:
         self._ports = tuple(ports)
@@ -406,7 +401,6 @@ def export_state(
     Args:
         metrics: metrics with the registry.
         settings: settings with the certificate files and pool labels.
-        fleet: state of the fleet.
         follower: source manager.
         dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.

@@ -40,7 +40,6 @@ class Cluster:
     """Client of the API server, with the identity of a kubeconfig.
 
     Args:
-        transport: transport to the API server.
         namespace: namespace of the kubeconfig's context.
     """
 
@@ -217,7 +216,6 @@ class _ServiceTransport:
     """Transport to a Service through the API server's proxy.
 
     Args:
-        transport: transport to the API server.
         address: address of the Service's port.
         service: the address as the user wrote it, for messages.
         token: token for the Service, "" for none.

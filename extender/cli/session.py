@@ -60,7 +60,6 @@ class Session:
 
     Args:
         connection: options for reaching the extender.
-        output: one of `_OUTPUTS`.
     """
 
     def __init__(self, connection: ConnectionOptions, output: str = "table") -> None:

@@ -102,7 +102,6 @@ class EventWriter:
     Use it on the event loop's thread only.
 
     Args:
-        client: client of the API server.
         instance: name of the reporting instance: the pod's name.
         clock: seconds since the epoch.
     """
@@ -139,7 +138,6 @@ class EventWriter:
 
         Args:
             pod: the pod that the Event describes.
-            kind: type of the Event.
             reason: reason in CamelCase, for machines.
             message: text for people.
         """
@@ -438,7 +436,6 @@ def _wanted(record: DecisionRecord, target: Target) -> str:
     """Describe whether the pod gets its target's GPUs; the kubelet chooses among the free ones.
 
     Args:
-        record: the decision.
         target: the target with the pod's node.
     """
     verdicts = (one for part in record.evidence for one in part.explain())

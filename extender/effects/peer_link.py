@@ -71,7 +71,6 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     """A message from one replica to another.
 
     Attributes:
-        version: version of the format.
         instance: name of the sender, unique to its process.
         to: name of the replica that answered the last message, "" before the first answer.
         gap_at: time of the last dropped record, on the sender's monotonic clock in seconds: all
@@ -99,7 +98,6 @@ class Receipt(msgspec.Struct, kw_only=True, frozen=True):
     """The answer to a message.
 
     Attributes:
-        version: version of the format.
         instance: name of the replica that answers.
         mark: time of the answer on its monotonic clock, in seconds; None from an older release.
     """
@@ -267,7 +265,6 @@ class PeerLink:
 
     Args:
         address: IP address and port.
-        session: session for all requests.
         instance: name of this replica.
         interval_seconds: shortest time between two messages.
         monotonic: clock of the records.

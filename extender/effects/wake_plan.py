@@ -145,7 +145,6 @@ class WakeNeed:
     """Requirements of a waiting pod.
 
     Attributes:
-        request: GPUs that it requests.
         selection: nodes that its own spec allows.
         group: key of its group if the cluster may be too small for the group, else "".
     """
@@ -170,7 +169,6 @@ class Prospect:
 
     Attributes:
         request: GPUs that each pod requests.
-        pods: the pods.
         nodes: suitable nodes, best first.
     """
 
@@ -184,7 +182,6 @@ class Hope:
     """A pod to wake, and the nodes that have room for it.
 
     Attributes:
-        pod: the pod.
         node: one suitable node.
         nodes: all suitable nodes.
     """
@@ -199,7 +196,6 @@ class _Past:
     """History of a waiting pod.
 
     Attributes:
-        request: GPUs that it requests.
         streak: number of checks in a row that found a node.
         tried: nodes for which it was woken, and is not woken again until `repeat_at`.
         repeat_at: monotonic time in seconds.

@@ -86,9 +86,7 @@ class _Waiter:
     """A waiting pod.
 
     Attributes:
-        pod: the pod.
         need: its requirements.
-        priority: its priority.
         created_at: its creation time, seconds since the epoch.
         is_gated: whether our scheduling gate keeps kube-scheduler from trying it.
     """
@@ -128,13 +126,11 @@ class Waker:
     Use it on the event loop's thread only; it works in small steps.
 
     Args:
-        client: client of the API server.
         placer: evaluates nodes for a pod.
         settings: the object to change, and the share of kube-scheduler's time.
         namespace: namespace of the object to change.
         lease: elects the replica that wakes pods.
         pace: limits of rate and repetition.
-        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -523,9 +519,7 @@ def build_waker(
     """Create a waker that shares the work with other replicas through a Lease.
 
     Args:
-        client: client of the API server.
         placer: evaluates nodes for a pod.
-        settings: the settings of waking.
         kubeconfig: the configured kubeconfig file; None in a pod.
         before: waker with the settings before, whose counts and history the new one takes over.
     """
@@ -541,10 +535,8 @@ class WakerRunner:
     """Runs a waker as a background task as long as the settings enable it.
 
     Args:
-        client: client of the API server.
         placer: evaluates nodes for a pod.
         tasks: runs the waker.
-        settings: all settings.
 
     Attributes:
         waker: the current waker; None while waking is disabled.

@@ -67,8 +67,6 @@ class NodeAllocations:
     source reports it on another device.
 
     Args:
-        policy: settings of the decision.
-        store: devices and their readings.
         clocks: corrected times of pods.
         pod_memory: memory that pods were last seen to use.
         is_out: returns which devices are estimated to be out of order, as in `Telemetry.is_out`.
@@ -270,7 +268,6 @@ class NodeAllocations:
         is known to hold, except devices with foreign use from before the pod.
 
         Args:
-            pod: the pod.
             at: when it ended, seconds since the epoch.
             has_others: whether other pods hold devices of its node.
         """
@@ -316,7 +313,6 @@ class NodeAllocations:
         A device counts only if the memory of all its pods is reported.
 
         Args:
-            node: name of the node.
             pods: pods that hold devices of it.
             shares: memory by device and pod, without duplicates.
         """

@@ -91,9 +91,6 @@ class DeviceColumns:
         numbers: columns of numbers by name; times in seconds since the epoch.
         flags: columns of flags by name.
         counts: columns of integers by name.
-
-    Args:
-        policy: settings of the decision.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -198,7 +195,6 @@ class DeviceColumns:
         """Attribute the memory in use on devices from a new reading.
 
         Args:
-            rows: the devices.
             used: memory in use, in bytes.
             reported_foreign: foreign memory that the node's agent reports, in bytes; NaN if none is
                 reported.
@@ -342,8 +338,6 @@ def reported_values_of(
     """Copy the reported values of the given devices.
 
     Args:
-        columns: the device columns.
-        rows: rows of the devices.
         sources: names of the sources, by number.
     """
     latest = columns.latest

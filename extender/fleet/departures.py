@@ -45,9 +45,6 @@ class UnattributedEnds:
 
     The number of freed devices is known, but not their identity. This number counts as free,
     regardless of the last readings, until two newer readings show which devices are in use.
-
-    Args:
-        store: devices and their readings.
     """
 
     def __init__(self, store: DeviceStore) -> None:
@@ -79,7 +76,6 @@ class UnattributedEnds:
         """Record that a pod has ended.
 
         Args:
-            pod: the pod.
             resource: resource that it requested and its node still offers.
             rows: devices that it may have held: no other pod is known to hold them.
             at: when it ended, seconds since the epoch.
@@ -177,7 +173,6 @@ class Departures:
     """Computes the state of devices without some pods, and remembers pods that have just ended.
 
     Args:
-        store: devices and their readings.
         rows: latest rows by node and resource.
         held: devices that each pod is known to hold, by node and pod UID.
         last_used: returns the memory that a pod (UID) was last seen to use on a device, None if
@@ -203,8 +198,6 @@ class Departures:
         """Release a pod's devices and the memory that it used on them.
 
         Args:
-            pod: the pod.
-            rows: its devices.
             at: when it ended, seconds since the epoch.
             staying: ratio of each device's load that its other tenants cause; None if no other pod
                 holds the devices.
@@ -442,7 +435,6 @@ def count_unreported(
     """Return the number of devices behind a resource whose holders no source reports.
 
     Args:
-        pods: the pods.
         resource: one of the node's resources.
         rows: the node's rows by resource.
         tenants: pods that are known to hold each device.

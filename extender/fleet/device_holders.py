@@ -167,7 +167,6 @@ class DeviceUse(NamedTuple):
     """Use of a device by pods; every field is an integer or a flag.
 
     Attributes:
-        row: row of the device.
         has_tenants: pods hold it, or may hold it.
         is_unheld: no pod is reported on it, and mapping and API agree.
         is_free_for_sure: `is_unheld`, and no pod is too new to be reported.
@@ -202,7 +201,6 @@ def may_hold(pod: PodRecord, resource: str, rows: Mapping[str, PoolRow]) -> bool
     """Return whether a pod may hold devices of its node behind a resource, by its own requests.
 
     Args:
-        pod: the pod.
         resource: one of the node's resources.
         rows: the node's rows by resource.
     """

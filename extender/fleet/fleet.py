@@ -48,7 +48,6 @@ class Fleet:
     Everything here runs on the event loop's thread and never awaits, so it needs no locks.
 
     Args:
-        policy: settings of the decision.
         clock: seconds since the epoch.
         in_steps: whether a task calls `settle_in_steps` and `refresh_in_steps` continuously. Then
             that task applies changes of many nodes and new readings, and a snapshot shows the state
@@ -313,7 +312,6 @@ class Fleet:
         """Apply the memory that the pods of a node use on shared devices.
 
         Args:
-            node: name of the node.
             shares: memory by device and pod UID, without duplicates.
             at: time of the measurement, seconds since the epoch.
         """
@@ -458,7 +456,6 @@ class Fleet:
         """Add the fleet's knowledge to a request: nodes to avoid, expected memory, targets.
 
         Args:
-            request: a pod's GPU request.
             kin: keys of similar pods: owner, images, requests.
         """
         if request.targets:

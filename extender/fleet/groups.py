@@ -104,8 +104,6 @@ class PodGroups:
         that kube-scheduler never reverts do not change.
 
         Args:
-            uid: UID of the pod.
-            group: its group.
             until: time until which the group's pods count, seconds since the epoch.
         """
         if group is None or not group.is_reverted:
@@ -118,7 +116,6 @@ class PodGroups:
         """Record that a pod is bound: kube-scheduler then also binds the other pods of its group.
 
         Args:
-            record: the pod.
             until: time until which the other pods count, seconds since the epoch.
         """
         if record.group is not None and record.group.is_reverted:
@@ -136,10 +133,7 @@ class PodGroups:
 
         Args:
             uid: UID of the pod that is being placed.
-            request: its GPU request.
-            snapshot: the current snapshot.
             nodes: nodes by name.
-            policy: the settings of the decision.
         """
         group, pool = request.group, snapshot.pools.get(request.resource)
         if group is None or pool is None or not policy.group_topology:

@@ -27,9 +27,6 @@ def request_problems(
 
     Args:
         request: a request from `Fleet.informed`.
-        snapshot: the current snapshot.
-        store: the devices.
-        policy: the settings of the decision.
     """
     yield from _target_problems(request, snapshot, store)
     pool = snapshot.pools.get(request.resource)
@@ -60,8 +57,6 @@ def aim(request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> tuple[Ta
 
     Args:
         request: a request with targets.
-        snapshot: the current snapshot.
-        store: the devices.
     """
     pool = snapshot.pools.get(request.resource)
     marked = [_mark(target, pool, store) for target in request.targets]
@@ -120,8 +115,6 @@ def _target_problems(
 
     Args:
         request: a request from `Fleet.informed`.
-        snapshot: the current snapshot.
-        store: the devices.
     """
     is_bound = request.target_policy is TargetPolicy.REQUIRE
     instead = "nothing, the pod waits for it" if is_bound else "every node"

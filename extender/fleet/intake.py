@@ -61,7 +61,6 @@ class Intake:
 
     Args:
         columns: columns to update.
-        policy: settings of the decision.
     """
 
     def __init__(self, columns: DeviceColumns, policy: Policy) -> None:
@@ -140,7 +139,6 @@ class Intake:
         """Apply an answer as in `apply` while rows may change their device, some devices per step.
 
         Args:
-            readings: the answer.
             placed: rows of its devices.
             now: seconds since the epoch.
             keep_rows: returns which of the given devices still have their row; others are skipped.
@@ -166,7 +164,6 @@ class Intake:
 
         Args:
             readings: times of the measurements; the values are ignored.
-            rows: the devices.
             used: memory in use, bytes.
             seen: measured activity.
             power: power draw, watts.
@@ -306,7 +303,6 @@ def without(readings: Readings, kept: Flags) -> Readings:
     """Filter the devices of an answer.
 
     Args:
-        readings: the answer.
         kept: whether each device stays.
     """
     return replace(

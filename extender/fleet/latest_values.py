@@ -147,8 +147,6 @@ class LatestValues:
         """Return the source of each device's newest value among the signals, 0 without a value.
 
         Args:
-            signals: the signals.
-            rows: the devices.
             with_preference: whether a preferred source counts before newer values of another one.
         """
         found = np.zeros(self._capacity, dtype=np.int8)[rows]
@@ -188,8 +186,6 @@ class LatestValues:
         """Copy sources and times of the given signals and rows.
 
         Args:
-            signals: the signals.
-            rows: the rows.
             names: names of the sources, by number.
         """
         known = [signal for signal in signals if signal in self._times]
@@ -273,7 +269,6 @@ class LatestValues:
         """Apply one signal of an answer; a missing value may leave the last one.
 
         Args:
-            signal: the signal.
             rows: rows of the answer's devices.
             values: value for each device, NaN if missing; None if the answer lacks the signal.
             measured_at: times of measurement, seconds since the epoch.
@@ -336,7 +331,6 @@ class LatestValues:
         """Apply two signals together; return for which devices the answer has one of them.
 
         Args:
-            pair: the signals.
             rows: rows of the answer's devices.
             answer: values by signal.
             measured_at: times of measurement.

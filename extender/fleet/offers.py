@@ -61,9 +61,6 @@ class ShareEvidence:
 
     The evidence stays valid after the pods or sources are gone. A source that reports fewer devices
     than the node offers is no evidence: it may miss some.
-
-    Args:
-        store: devices and their readings.
     """
 
     def __init__(self, store: DeviceStore) -> None:
@@ -112,7 +109,6 @@ class ShareEvidence:
         """Record whether two pods of a node hold the same device.
 
         Args:
-            node: the node.
             pods: pods that hold devices of it.
             tenants: pods on each device. A terminating pod does not count, because another pod may
                 already hold its device.
@@ -167,8 +163,6 @@ class ModelNumbers:
         """Return the number of the model that a pod would get; each mix has its own number.
 
         Args:
-            node: name of a node.
-            row: its row.
             devices: the devices of the row's slots.
             count: number of devices that the kubelet has. If there are more, some may not be
                 offered, such as a card for displays, and the first model counts.

@@ -183,7 +183,6 @@ class PodMemory:
         """Record the memory that a node's agent reports for the pods of this node.
 
         Args:
-            node: name of the node.
             shares: memory by device and pod, without duplicates.
             at: time of the measurement, seconds since the epoch.
         """
@@ -385,7 +384,6 @@ class PodClocks:
 
         Args:
             before: previous record, None for a new pod.
-            pod: current record.
             now: seconds since the epoch.
         """
         if not pod.holds_devices:

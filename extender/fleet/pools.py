@@ -38,7 +38,6 @@ def build_pools(
 
     Args:
         rows: rows of the nodes; they must not change meanwhile.
-        telemetry: estimates of all devices.
         suspicion: share of certainty that a node loses for early failures, by node.
         before: previous pools; their unchanged parts are reused.
     """
@@ -100,7 +99,6 @@ def fits_pools(
 
     Args:
         pools: pools by resource.
-        node: name of the node.
         rows: its rows, by resource.
         capacity: number of device rows in the telemetry.
     """
@@ -123,9 +121,7 @@ def update_pools(
 
     Args:
         pools: pools by resource.
-        changed: rows of the changed nodes.
         estimated: changed nodes whose devices were estimated again.
-        telemetry: estimates of all devices.
     """
     updated = {}
     for resource, pool in pools.items():
@@ -171,8 +167,6 @@ def refresh_pools(
 
     Args:
         pools: pools by resource; their devices must be the same.
-        changed: rows of the changed nodes.
-        telemetry: estimates of all devices.
         suspicion: as in `build_pools`.
     """
     estimated = {}
@@ -193,7 +187,6 @@ def with_estimates(
     """Return a pool with new arrays and no dirty rows; the caller sets its version.
 
     Args:
-        pool: the pool.
         batch: arrays of all its rows.
         telemetry: estimates in the shape of the pool's slots.
         suspicion: as in `build_pools`.

@@ -125,8 +125,6 @@ class DeviceRegistry:
         """Assign a row to every device of a source's complete answer, in cooperative steps.
 
         Args:
-            devices: the devices.
-            source: the source.
             is_kept: returns whether other sources report the device of a row if this answer lacks
                 it.
 
@@ -176,8 +174,6 @@ class DeviceRegistry:
 
         Args:
             on_nodes: nodes whose devices are complete in the answer.
-            devices: their devices.
-            source: the source.
             is_fresh: returns whether a row's device was reported recently.
         """
         nodes: set[str] = set()
@@ -222,9 +218,7 @@ class DeviceRegistry:
         """Assign rows to some devices; return all rows, those with new devices, and updated ones.
 
         Args:
-            devices: the devices.
             changed_nodes: changed nodes are added to this set.
-            source: the source.
             is_there: returns whether a row's device stays on the other node where it is known.
             is_own: whether a device that stays on another node gets the row -1 in this answer.
         """

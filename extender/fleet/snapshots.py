@@ -58,8 +58,6 @@ class Snapshots:
     """Owner of the latest snapshot and of the changes since.
 
     Args:
-        store: devices and their readings.
-        allocations: allocations of the nodes.
         failures: pods that failed early.
         requests: requests of the pods seen so far.
         clock: seconds since the epoch.
@@ -138,7 +136,6 @@ class Snapshots:
         """Record that the allocation of a node has changed.
 
         Args:
-            node: name of the node.
             needs_estimate: whether the inputs of its devices' estimates have changed.
         """
         self.changed.add(node)
@@ -330,7 +327,6 @@ class _Refresh:
 
     Args:
         before: snapshot to replace.
-        policy: settings of the decision.
         now: seconds since the epoch.
         capacity: number of device rows.
     """
@@ -356,7 +352,6 @@ class _Refresh:
         """Build the next snapshot.
 
         Args:
-            store: devices and their readings.
             suspicion: share of certainty that a node loses for early failures, by node.
             version: version of the pools.
             reshaped: rows of all nodes, and the names of all nodes, if nodes or devices were added
@@ -420,7 +415,6 @@ def _with_current_rows(made: Snapshot, rows: RowsByNode, version: int) -> Snapsh
     The caller then estimates the nodes again whose inputs changed meanwhile.
 
     Args:
-        made: the snapshot.
         rows: current rows of the nodes that changed while it was built.
         version: version of the returned snapshot.
     """

@@ -39,9 +39,6 @@ class DeviceStore:
     """Readings of each device in one row, which the device keeps until it is dropped.
 
     Use it on the event loop's thread only, and never across an await.
-
-    Args:
-        policy: settings of the decision.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -204,7 +201,6 @@ class DeviceStore:
         """Return whether a node's device had an XID around a time; faults of programs do not count.
 
         Args:
-            node: name of the node.
             at: seconds since the epoch; an XID may be reported as late as readings count as fresh.
         """
         rows = self.rows_on([node])
@@ -478,7 +474,6 @@ class DeviceStore:
         released until the next reading.
 
         Args:
-            rows: the devices.
             declared: memory that the pod declared of each device, in bytes; NaN if none.
             seen: memory that its processes used of each device, in bytes; NaN if unknown.
             is_last: whether no other pod holds the devices.
@@ -513,7 +508,6 @@ class DeviceStore:
         is kept while some tenants stay: a pause in their work is not idleness.
 
         Args:
-            rows: the devices.
             at: time of the change, seconds since the epoch.
             is_freed: whether no pod holds the devices now: earlier readings are not attributed to
                 any pod.

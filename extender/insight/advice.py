@@ -153,7 +153,6 @@ class AdviceRoutes:
     """Handler of /v1/advice.
 
     Args:
-        fleet: state of the fleet.
         memory: samples of the last hour.
         plots: reads older samples from Prometheus; None if there is no Prometheus.
         clock: seconds since the epoch.

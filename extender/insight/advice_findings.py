@@ -113,7 +113,6 @@ class Measured:
     """Reads the samples for one answer, with a limit on the Prometheus queries.
 
     Args:
-        fleet: state of the fleet.
         memory: our own history.
         plots: reads from Prometheus; None to use our own history.
         seconds: length of the period.
@@ -198,10 +197,7 @@ class _MeasuredDevice:
     """A device that pods hold or can share.
 
     Attributes:
-        node: name of the node.
         resource: resource name under which the node offers the device.
-        row: row in the telemetry.
-        info: identity of the device.
         model: model name from a source or a node label.
         pool_row: the node's row in the pool.
         used: replicas in use.
@@ -243,7 +239,6 @@ class PodFinding:
     """A pod that requests far too much or too little.
 
     Attributes:
-        record: the pod.
         kind: kind of finding.
         gpus: number of its GPUs.
         use: the highest activity and the highest memory use of any of its GPUs.
@@ -325,7 +320,6 @@ async def find(
     """Evaluate all devices that pods hold or share, and their pods.
 
     Args:
-        fleet: state of the fleet.
         measured: samples of the devices.
         node: only this node; None for all.
         namespace: only this namespace's pods; None for all. Empty if the caller may not read them.

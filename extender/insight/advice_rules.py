@@ -195,7 +195,6 @@ class Card:
 
     Attributes:
         model: model name from any source.
-        memory_bytes: total memory.
         replicas: number of replicas that it is offered as; 1 for a whole card.
         is_shared: whether the resource counts replicas.
         pods: replicas in use; for a whole card 1 if a pod with a single GPU holds it.

@@ -58,8 +58,6 @@ class _ReportedDecisions(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica.
 
     Attributes:
-        version: version of the format.
-        replica: short name of the answering replica.
         decisions: decisions, not redacted: the asking replica redacts them for its caller.
     """
 
@@ -105,10 +103,6 @@ class DecisionRoutes:
     """Routes under /v1/decisions, for clients and for other replicas.
 
     A decision's `number` is unique within its replica's process, its `id` across all of them.
-
-    Args:
-        history: decisions of this replica.
-        replicas: this replica and the others.
     """
 
     def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:

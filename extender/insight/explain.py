@@ -87,7 +87,6 @@ class _Known:
     Attributes:
         view: the explanation as a JSON-ready record.
         at: time of the decision, seconds since the epoch; 0 if there is none.
-        uid: the pod's UID.
     """
 
     view: Json
@@ -99,7 +98,6 @@ class Explain:
     """Handlers of GET /v1/explain.
 
     Args:
-        fleet: state of the fleet.
         placer: ranks nodes, and remembers decisions.
         pending: describes waiting pods.
         replicas: this replica and the others, which may have made the decision.
@@ -231,7 +229,6 @@ class Explain:
         """Return this replica's filter decision shortly before another replica's ranking, or None.
 
         Args:
-            uid: the pod's UID.
             at: time of the ranking, seconds since the epoch.
             wish: requested detail of the nodes.
         """
@@ -480,7 +477,6 @@ def _filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> Deci
 
     Args:
         history: decisions of one replica, newest first.
-        uid: the pod's UID.
         at: time of the ranking, seconds since the epoch.
     """
     for record in history:

@@ -61,7 +61,6 @@ class Ranking:
     """A decision with the nodes that are recorded in full.
 
     Attributes:
-        decision: verdicts on all candidates.
         details: nodes recorded in full.
         bound_node: node that the pod was bound to, "" if none or unknown.
     """
@@ -77,7 +76,6 @@ def details_in_steps(
     """Build the verdicts of the recorded nodes in steps, including those that filter rejected.
 
     Args:
-        decided: the decision.
         filtered: filter decision of the same attempt, which covers the nodes that prioritize did
             not see; None if `decided` is that one, or if it is not remembered.
     """
@@ -206,7 +204,6 @@ def short_nodes(
     Runs in steps.
 
     Args:
-        decision: verdicts on all candidates.
         known: nodes with full detail.
         limit: largest number of nodes to return.
     """
@@ -321,7 +318,6 @@ def requested_node(
 
     Args:
         wish: names the node.
-        decision: verdicts on all candidates.
         in_full: nodes with full detail.
         nodes: present nodes of the cluster.
         closed_by: reason why kube-scheduler itself would filter out the node, "" if unknown.

@@ -12,8 +12,6 @@ class HeldDevice:
     """A device that a pod holds.
 
     Attributes:
-        row: row in the telemetry.
-        info: identity of the device.
         idle_seconds: time since its last activity, limited to the time since the pod's binding.
         is_at_least: whether the idle time may be longer, because earlier activity is unknown.
         tenants: number of pods on the device.
@@ -36,7 +34,6 @@ class Holder:
     """A pod that holds devices.
 
     Attributes:
-        record: the pod.
         model: model of the devices as their source names it, "" if unknown.
         devices: devices known to be the pod's.
         missing: number of further devices that the pod holds but no source attributes to it.

@@ -90,7 +90,6 @@ class Holders:
     """Handler of /v1/holders.
 
     Args:
-        fleet: state of the fleet.
         idleness: time of each device's last activity.
         clock: seconds since the epoch.
     """

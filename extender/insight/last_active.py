@@ -30,7 +30,6 @@ class Idleness:
     """Records the last activity of all devices in periodic sweeps, on the event loop's thread only.
 
     Args:
-        fleet: state of the fleet.
         clock: seconds since the epoch.
 
     Attributes:
@@ -88,7 +87,6 @@ class Idleness:
         A device keeps its own time if it was active since then, or had no readings for a while.
 
         Args:
-            devices: the devices.
             used_at: time of each device's last activity, seconds since the epoch.
             is_guess: whether that time is only the start of the known history.
             until: end of the history; the first sweep was before it.

@@ -49,7 +49,6 @@ class ShortMemory:
     device, 4.8 MB for 40,000.
 
     Args:
-        fleet: state of the fleet.
         clock: seconds since the epoch.
     """
 
@@ -193,7 +192,6 @@ class LastHour:
     """Returns the history of a node's devices.
 
     Args:
-        fleet: state of the fleet.
         memory: our own history.
         plots: queries Prometheus; None to use our own history.
     """

@@ -127,13 +127,7 @@ NOTHING_REPORTED: Final = LastReported()
 
 
 class LastDecisions:
-    """Finds the latest decision about a waiting pod across all replicas.
-
-    Args:
-        fleet: state of the fleet.
-        history: decisions of this replica.
-        replicas: this replica and the others.
-    """
+    """Finds the latest decision about a waiting pod across all replicas."""
 
     def __init__(self, fleet: Fleet, history: DecisionHistory, replicas: Replicas) -> None:
         self._fleet = fleet
@@ -235,8 +229,6 @@ class Pending:
     """Handler of /v1/pending.
 
     Args:
-        fleet: state of the fleet.
-        history: decisions of this replica.
         clock: seconds since the epoch.
         replicas: this replica and the others, which may have made the latest decision.
     """
@@ -285,7 +277,6 @@ class Pending:
         """Describe a waiting pod.
 
         Args:
-            record: the pod.
             others: latest decisions of the other replicas.
         """
         parsed = read_message(record.message)

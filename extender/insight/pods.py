@@ -62,7 +62,6 @@ class PodList:
     """Handler of /v1/pods; lists only pods that the caller may read.
 
     Args:
-        fleet: state of the fleet.
         holders: finds the devices of pods.
         pending: describes waiting pods.
         clock: seconds since the epoch.

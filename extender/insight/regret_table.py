@@ -53,8 +53,6 @@ class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica, not redacted.
 
     Attributes:
-        version: version of the format.
-        replica: short name of the answering replica.
         watched: pods that are being watched.
         left_out: pods that were not compared.
         outcomes: outcomes, newest first.
@@ -74,7 +72,6 @@ class RegretMetrics(Collector):
     """Metrics of placement outcomes; each placement counts at one replica only.
 
     Args:
-        registry: registry of the metrics.
         watch: returns the current watch.
     """
 

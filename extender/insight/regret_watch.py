@@ -57,7 +57,6 @@ class _ActivityLog:
         """Add the current activity for the time since the previous sample.
 
         Args:
-            telemetry: telemetry of all devices.
             now: seconds since the epoch.
         """
         rows = len(telemetry.latest)
@@ -150,7 +149,6 @@ class _Landing:
     """Devices of a node on which a pod could have landed.
 
     Attributes:
-        rows: rows of the devices.
         keys: identities of the devices, because a row may be reused.
         activity: their mean activity at the decision, None if unknown.
     """
@@ -185,7 +183,6 @@ class RegretWatch:
     `BindingAttribution`.
 
     Args:
-        fleet: the fleet.
         clock: seconds since the epoch.
         pods: largest number of pods to watch, and of results to keep; 0 disables the watch.
         after_seconds: time from a pod's binding to its outcome.

@@ -46,7 +46,6 @@ class Replicas:
     Attributes:
         name: short unique name of this process, without hyphens.
         host: name of the extender pod.
-        others: the other replicas.
         answers_peers: whether peer requests may be answered: they are authenticated, or no data is
             protected.
     """

@@ -32,8 +32,6 @@ class ShadowMode:
     """Runs shadow mode, the decision log and the regret watch for one placer.
 
     Args:
-        settings: all settings.
-        placer: decides.
         metrics: registry for the metrics of these parts.
         clock: seconds since the epoch.
         request_tracker: yields to requests, and waits for the end of a burst.

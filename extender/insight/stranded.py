@@ -142,7 +142,6 @@ def find_needs(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[TypicalNeed
     """Compute the typical host resources for a GPU, in steps.
 
     Args:
-        fleet: state of the fleet.
         pods: requests of every pod that has a node, by `namespace/name`.
     """
     seen: dict[str, tuple[list[int], list[int], list[int]]] = {}
@@ -171,7 +170,6 @@ def count_usable(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNe
     """Return the free GPUs, or replicas, for which a node has CPU, memory and storage left.
 
     Args:
-        node: the node.
         resource: resource name of the GPUs.
         row: the node's row in the resource's pool.
         needs: typical host resources for a GPU.
@@ -205,7 +203,6 @@ def find_stranded(
     """Find stranded GPUs in steps, the nodes with most of them first.
 
     Args:
-        fleet: state of the fleet.
         pods: requests of every pod that has a node, by `namespace/name`.
         node: only this node; None for all.
     """
@@ -323,7 +320,6 @@ class _Move:
     """A pod that has to move.
 
     Attributes:
-        pod: the pod.
         gpus: number of devices or replicas that it holds of the resource.
         to: a node with room for it, "" without one.
     """
@@ -338,7 +334,6 @@ class _Plan:
     """The moves that free a node.
 
     Attributes:
-        node: name of the node.
         free: its devices or replicas that are free already.
         moves: the moves, largest pod first.
     """
@@ -434,7 +429,6 @@ def find_plans(
     that would lack CPU, memory or storage for the devices after the moves has no plan.
 
     Args:
-        fleet: the fleet.
         resource: resource name of the devices.
         gpus: number of devices, or replicas, that must be free on the node.
         is_open: returns whether kube-scheduler may place pods on a node.

@@ -52,7 +52,6 @@ class _Group(NamedTuple):
     """Pods whose usage is recorded together.
 
     Attributes:
-        namespace: their namespace.
         owner_kind: kind of their controller, `none` without one.
         model: full name of their GPUs' model; the metrics have the short one.
     """
@@ -139,7 +138,6 @@ class UsageRecord:
     """Adds up usage once a minute; an ended pod's last period counts up to its end.
 
     Args:
-        fleet: state of the fleet.
         holders: finds the pods that hold GPUs.
         clock: seconds since the epoch.
         metrics: counters to increase; None for none.
@@ -310,7 +308,6 @@ class _GroupCosts:
         namespace: namespace of the pods.
         name: name of the pod or owner; "" if the pods have no owner, or if the group is a
             namespace.
-        sums: the sums.
     """
 
     namespace: str

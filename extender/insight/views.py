@@ -104,8 +104,6 @@ def _gpu(
     """Build the state of one device.
 
     Args:
-        fleet: state of the fleet.
-        snapshot: the fleet as decisions see it.
         where: node and resource.
         at: the node's row in the resource's pool, and the slot in it.
         verdict: the device's state, and the utilization behind it, including pods just placed on

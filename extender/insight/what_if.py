@@ -191,7 +191,6 @@ class WhatIf:
     """Handler of POST /v1/explain.
 
     Args:
-        fleet: state of the fleet.
         placer: ranks nodes.
         resources: returns the names of GPU resources.
     """
@@ -285,11 +284,7 @@ def _problem(problem: AnnotationProblem) -> ProblemAnswer:
 
 
 class SizeRoute:
-    """Handler of POST /v1/size.
-
-    Args:
-        fleet: state of the fleet.
-    """
+    """Handler of POST /v1/size."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -48,12 +48,10 @@ class Lease:
     """Takes and renews a Lease; two replicas never hold it at the same time.
 
     Args:
-        client: client of the API server.
         namespace: namespace of the Lease.
         name: name of the Lease.
         identity: name of this process, unique among all processes.
         duration_seconds: a holder that does not renew for this long loses the lease.
-        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(

@@ -53,8 +53,6 @@ async def review_token(
     """Send a TokenReview, and return the user of the token.
 
     Args:
-        client: client of the API server.
-        token: the token.
         audience: the required audience, or "" for the API server itself.
         timeout_seconds: limit for the answer.
 

@@ -49,7 +49,6 @@ class BindingAttribution:
 
     Args:
         request_log: log of the requests to all replicas.
-        history: decisions of this replica.
         metrics: counts whether kube-scheduler took the first choice.
         peers: state of the reports from other replicas; None without others.
         on_own: called with the decision about each bound pod of this replica, if it is still
@@ -144,8 +143,6 @@ class InventoryTap:
     """Forwards inventory changes to the fleet, and records the node of each newly bound pod.
 
     Args:
-        fleet: state of the fleet.
-        history: decisions of this replica.
         binding_attribution: counts whether decisions were followed.
         bypassed_pods: finds pods that were bound without a request to idlegpu.
         on_bound: called with the decision of each newly bound pod.

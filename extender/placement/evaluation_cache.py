@@ -88,7 +88,6 @@ class EvaluationCache:
     Every result equals an evaluation from scratch: `core.decision.dirty_rows` says why.
 
     Args:
-        fleet: state of the fleet.
         clock: seconds since the epoch.
     """
 

@@ -118,7 +118,6 @@ def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) ->
 
     Args:
         evidence: inputs from a snapshot whose rows still belong to the same devices.
-        store: the devices.
         now: time of the decision, seconds since the epoch.
     """
     present = evidence.batch.present
@@ -160,10 +159,6 @@ class DecisionRecord:
         number: number of the decision in this process, increasing.
         at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
-        pod: the pod.
-        request: the pod's GPU request.
-        decision: the verdict on every candidate.
-        snapshot_version: version of the snapshot.
         seconds: duration of the computation.
         evidence: inputs of the verdicts on the best nodes and on the node of the binding.
         is_shadow: shadow mode: every candidate passed.

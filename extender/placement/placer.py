@@ -49,7 +49,6 @@ class Victims:
     """Pods that kube-scheduler proposes to evict from a candidate node.
 
     Attributes:
-        node: name of the node.
         uids: UIDs of the pods.
     """
 
@@ -62,11 +61,7 @@ class Weighed:
     """A decision for a pod, with its inputs.
 
     Attributes:
-        pod: the pod.
-        request: the pod's GPU request.
-        decision: the verdict on each candidate.
         snapshot: state of the fleet.
-        policy: settings of the decision.
         overlays: tentative tenants by resource and node, without the pod.
         seconds: duration of the computation.
     """
@@ -94,8 +89,6 @@ class Placer:
     """Ranks nodes for one pod at a time, assumes the pod on the best one, and records why.
 
     Args:
-        fleet: state of the fleet.
-        history: records of the last decisions.
         clock: seconds since the epoch.
         detailed: number of best nodes to record in full.
 
@@ -170,8 +163,6 @@ class Placer:
 
         Args:
             verb: filter or prioritize; prioritize replaces the assumption of filter.
-            pod: the pod.
-            request: the pod's GPU request.
             candidates: node names, in kube-scheduler's order.
             ranked: minimum number of nodes to rank; None for all that pass.
         """
@@ -254,7 +245,6 @@ class Placer:
         """Return verdicts on some nodes for a request, as of now.
 
         Args:
-            request: the GPU request.
             nodes: names of the nodes.
             nearness: nearness to the pod's group by node.
         """
@@ -431,9 +421,6 @@ class Placer:
         """Assume a pod on a node until it is bound or the assumption expires.
 
         Args:
-            pod: the pod.
-            request: its GPU request.
-            node: name of the node.
             seconds: time until then; None for `assumed.tentative_seconds`.
         """
         if seconds is None:

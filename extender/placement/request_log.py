@@ -98,7 +98,6 @@ class AnsweredRequest:
 
     Attributes:
         verb: filter or prioritize.
-        uid: the pod's UID.
         key: `namespace/name`.
         at: time of the answer, seconds of this process's monotonic clock.
         choices: number of nodes that passed or were scored.
@@ -178,7 +177,6 @@ class RequestLog:
     Args:
         fleet: state of the fleet, in which pods placed by other replicas are assumed.
         clock: seconds since the epoch.
-        monotonic: seconds of a monotonic clock.
         max_pods: maximum number of pods.
     """
 

@@ -285,7 +285,6 @@ class LogThrottle:
     Args:
         seconds: shortest time between two equal lines.
         most: maximum number of different lines in that time.
-        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(

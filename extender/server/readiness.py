@@ -76,7 +76,6 @@ class Readiness:
         unconfigured: returns the names of the sources that are not configured, and so not reached.
         make_ready: runs once, right before the replica becomes ready, so that slow work delays no
             request.
-        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(

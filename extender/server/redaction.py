@@ -91,7 +91,6 @@ class OfPod:
     """Data about a pod that only callers who may read the pod see. Immutable.
 
     Args:
-        namespace: namespace of the pod.
         value: the data, JSON-ready.
         instead: replacement for other callers, JSON-ready.
     """

@@ -266,7 +266,6 @@ def _accept_removed(
     """Drop removed settings from a file's values, and move renamed ones to their new names.
 
     Args:
-        file: the parsed settings file.
         path: the file, for the warnings.
         removed: removed settings that are still accepted, by path.
     """
@@ -424,7 +423,6 @@ class Loaded(Generic[_Model]):
     """Settings that were loaded.
 
     Attributes:
-        settings: the settings.
         warnings: one line for each removed setting that is still set.
     """
 

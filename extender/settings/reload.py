@@ -95,7 +95,6 @@ class SettingsFile:
     """The settings file, and the environment variables that override it.
 
     Attributes:
-        path: the file.
         environ: environment variables by name.
         poll_seconds: time between two reads.
     """
@@ -145,7 +144,6 @@ class Reloader:
         problem: the reason why the current file is not in force, or "".
 
     Args:
-        file: the settings file.
         settings: the settings in force at the start.
         adopt: applies new settings.
         metrics: counts the outcomes.

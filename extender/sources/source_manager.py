@@ -45,9 +45,7 @@ class SourceManager:
 
     Args:
         settings: addresses and intervals of the sources.
-        client: client of the API server.
         sink: receives nodes and pods.
-        fleet: receives the readings.
         tasks: runs the sources as background tasks.
         clock: seconds since the epoch.
         yield_control: yields the event loop between steps.

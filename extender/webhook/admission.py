@@ -72,9 +72,7 @@ class Proposals:
         """Return the annotations to add to a new pod; {} for none, and after any fault.
 
         Args:
-            pod: the Pod object.
             namespace: its namespace, which the object of a new pod may lack.
-            request: its GPU request.
         """
         try:
             return self._propose(pod, namespace, request)
@@ -170,8 +168,6 @@ class Review:
 
     Attributes:
         uid: UID of the review; the answer repeats it.
-        namespace: namespace of the pod.
-        pod: the Pod object.
     """
 
     uid: str
@@ -222,7 +218,6 @@ def _patch_pod(
     """Return the JSON patch that sets a pod's scheduler and tolerates the taint of its nodes.
 
     Args:
-        pod: the Pod object.
         scheduler: `spec.schedulerName` to set.
         taint_key: key of the taint that keeps other pods off that scheduler's nodes, "" for none.
             The taint's value is the scheduler's name.
@@ -288,10 +283,8 @@ class SchedulerLease:
     other machines are not trusted, and the Lease of a dead scheduler may still exist.
 
     Args:
-        client: client of the API server.
         namespace: namespace of the Lease.
         name: name of the Lease.
-        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -378,7 +371,6 @@ def _is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
     Those nodes may belong to another scheduler.
 
     Args:
-        pod: the Pod object.
         selection: its node selector and affinity.
     """
     owners = objects_of(mapping_of(pod.get("metadata")).get("ownerReferences"))

@@ -164,7 +164,6 @@ class Webhooks:
     """HTTP handlers of filter, prioritize and preempt.
 
     Attributes:
-        placer: decides.
         resources: returns the names of the GPU resources.
         metrics: metrics to update.
         max_score: highest score on the wire.

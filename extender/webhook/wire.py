@@ -115,7 +115,6 @@ class PreemptionCandidate:
     """A node on which kube-scheduler would evict pods.
 
     Attributes:
-        node: name of the node.
         uids: UIDs of the victims.
         pdb_violations: number of violated disruption budgets; returned unchanged.
     """
@@ -270,7 +269,6 @@ def encode_filter(
     first choice by these.
 
     Args:
-        request: the request.
         decision: the verdict on each candidate; None passes all.
         shortlist: maximum number of nodes in the answer; 0 for all that pass.
         has_preferences: whether the pod has preferences that kube-scheduler scores.

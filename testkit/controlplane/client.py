@@ -117,7 +117,6 @@ class ApiClient:
 
         Args:
             path: path of the object.
-            item: the object.
         """
         parameters = {"fieldManager": "tests", "fieldValidation": "Strict", "force": "true"}
         return await self.request("PATCH", path, item, content_type=APPLY, parameters=parameters)

@@ -50,8 +50,6 @@ class Cluster:
     Attributes:
         plane: etcd and kube-apiserver.
         fleet: the simulated GPUs.
-        extender: the extender.
-        prometheus: Prometheus.
         client: client of the API server with administrator rights.
         example: file with an example pod.
     """

@@ -20,7 +20,6 @@ class Installation:
     """Objects that a test has applied.
 
     Attributes:
-        plane: the control plane.
         admin: client with administrator rights.
         items: the objects that were applied.
     """

@@ -36,7 +36,6 @@ class RunningExtender:
 
     Attributes:
         installation: the applied objects.
-        server: the extender.
         mounted: the Secrets as mounted volumes: a folder each for extender and kube-scheduler.
     """
 

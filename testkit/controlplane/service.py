@@ -98,7 +98,6 @@ class Endpoint:
         is_ready: whether it gets new connections.
         is_terminating: whether its pod was deleted; it is never ready again.
         connections: number of connections so far.
-        open: open connections.
     """
 
     server: ExtenderServer

@@ -35,7 +35,6 @@ class Services:
         setup: installation of extender and kube-scheduler.
         exporter_port: port of the fleet's exporter in every test.
         prometheus: Prometheus that scrapes that exporter.
-        extender: the extender.
         kubelets: kwok.
     """
 

@@ -58,7 +58,6 @@ class World:
         Args:
             name: name within the scenario.
             cards: number of GPUs.
-            model: model of the GPUs.
             **spec: further fields of `NodeSpec`.
         """
         number = len(self.fleet.nodes) + 1
@@ -152,7 +151,6 @@ class World:
         """Create pods that hold GPUs of a node, bound without a decision, and return them.
 
         Args:
-            node: name of the node.
             count: number of pods.
             gpus: GPU request of each pod.
             utilization: utilization ratio of each of their GPUs.

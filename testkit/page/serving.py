@@ -203,7 +203,6 @@ async def looking_at(
     Without options it may be the page of an earlier test, cleared.
 
     Args:
-        browser: the browser.
         url: URL of the page, e.g. with `?view=holders`.
         options: options of the browser's context.
     """

@@ -83,7 +83,6 @@ class FakePrometheus(PrometheusApi):
     """Fake Prometheus server.
 
     Attributes:
-        series: current series.
         a_day_ago: series of a day before.
         failing: texts of queries that are answered with 503.
         hanging: texts of queries that are not answered in time.

@@ -25,7 +25,6 @@ class DecisionFeed:
     """Produces batches of new decisions and bindings.
 
     Args:
-        history: latest decisions.
         replicas: returns the id of each decision.
     """
 
@@ -96,7 +95,6 @@ class FarFeed:
 
     Args:
         fleet: state of the fleet, with the bindings of all pods.
-        replicas: this replica and the others.
     """
 
     def __init__(self, fleet: Fleet, replicas: Replicas) -> None:

@@ -198,8 +198,6 @@ def device_index_in_steps(
     """Index all devices of a snapshot, in steps.
 
     Args:
-        fleet: state of the fleet.
-        snapshot: the fleet as decisions see it.
         pool_labels: custom labels for grouping, before `GROUP_LABELS`.
     """
     pools = snapshot.pools

@@ -178,8 +178,6 @@ def _note(looks: _DeviceStates, places: Rows, batch: Batch, policy: Policy) -> N
     Args:
         looks: display state of all devices.
         places: position of each of the rows' devices, -1 if there is none.
-        batch: the rows.
-        policy: the settings.
     """
     requested = DeviceRequest(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
     assessment = assess(batch, requested.columns, estimates(policy))
@@ -233,7 +231,6 @@ class FleetFeed:
     """Versioned state of all devices.
 
     Args:
-        fleet: state of the fleet.
         pool_labels: node labels for grouping, besides `GROUP_LABELS`.
 
     Attributes:

@@ -120,8 +120,6 @@ class _Lost:
     """Handlers of /v1/page/lost, which explains why runners-up lost; for pages and other replicas.
 
     Args:
-        history: decisions of this replica.
-        replicas: this replica and the others.
         yield_control: yields to webhook requests.
     """
 
@@ -382,14 +380,11 @@ class PageRoutes:
     """The read-only page and its data.
 
     Args:
-        fleet: state of the fleet.
-        history: latest decisions.
         states: returns the status of each source.
         clock: seconds since the epoch.
         yield_control: yields to webhook requests.
         plots: queries Prometheus for the history; None without Prometheus.
         host_pods: requests of all pods on their nodes.
-        replicas: this replica and the others.
         pool_labels: node labels for grouping, besides `GROUP_LABELS`.
     """
 

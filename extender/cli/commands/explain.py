@@ -54,7 +54,6 @@ def _render(
     """Render an explanation for people.
 
     Args:
-        answer: the explanation.
         client: queried for the processes that use foreign GPUs now.
         node: node to show in detail, or the reason why that is impossible; None for the pod's node,
             or idlegpu's first choice if it has none.

@@ -103,8 +103,6 @@ class Facts:
     Attributes:
         at: time of the check by this machine's clock, seconds since the epoch.
         extender_at: the same moment by the extender's clock, None if unknown.
-        nodes: Node objects.
-        pods: Pod objects.
         daemon_sets: DaemonSet objects.
         claims: ResourceClaim objects; none if the API server does not serve them.
         config_maps: ConfigMap objects that could be read.

@@ -87,7 +87,6 @@ class NotRun:
     """A check that could not run; it does not count as passed.
 
     Attributes:
-        code: code of the check.
         title: title of the check.
         why: missing facts, and how to provide them.
     """

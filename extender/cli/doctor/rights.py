@@ -161,7 +161,6 @@ def review_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Rig
     The caller needs `create` on subjectaccessreviews, unless the caller is the account itself.
 
     Args:
-        cluster: client for the API server.
         account: service account, `namespace/name`.
         settings: the extender's settings, as far as they are known.
 

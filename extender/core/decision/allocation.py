@@ -54,7 +54,6 @@ def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
     card.
 
     Args:
-        pod: the pod.
         serves_claims: whether ResourceClaims may hold devices of the node behind the resource.
     """
     if pod.claimed is not None:
@@ -167,7 +166,6 @@ class _Hold:
     """Devices of one pod behind the resource.
 
     Attributes:
-        pod: the pod.
         shown: by slot, replicas that the device holders show.
         held: devices or replicas of `shown`; 0 if held through ResourceClaims.
         unseen: further devices or replicas that it holds by the API server's count.
@@ -199,7 +197,6 @@ def _hold(
     """Combine device holders, ResourceClaims and the API server's count into a pod's devices.
 
     Args:
-        pod: the pod.
         slots: slots where device holders or claims show the pod.
         expected: the devices expected behind the resource.
         profiles: MIG profiles of these devices in the spelling of resource names, "" for whole

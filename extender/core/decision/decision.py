@@ -200,10 +200,7 @@ def decide(
     requires devices known to be idle.
 
     Args:
-        snapshot: the fleet.
-        request: the pod's GPU request.
         candidates: node names, in kube-scheduler's order.
-        policy: the settings of the decision.
         overlays: tentative tenants by resource and node, without the pod itself.
         evaluate: function that evaluates a whole pool: `_evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
@@ -266,7 +263,6 @@ class _Tally:
     """Combine the verdicts on each candidate over all resources of a pod: the worst one counts.
 
     Args:
-        request: the pod's GPU request.
         candidates: node names.
         weighs_load: whether to collect `load` and `is_busy` for the load filter.
     """
@@ -329,10 +325,7 @@ class _Grouping:
     """A pod's group, and the pool of the pod's first resource.
 
     Attributes:
-        need: needs of the group.
-        pool: the pool.
         rows: row of each candidate in the pool, -1 if it is not there.
-        inputs: the pod's request to the pool.
         codes: verdict on each row of the pool.
     """
 

@@ -33,7 +33,6 @@ def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
     If it is unknown which devices are allocated, they may belong to any set.
 
     Args:
-        batch: the nodes.
         assessment: the nodes' devices, assessed for the pod.
     """
     landing = assessment.landing

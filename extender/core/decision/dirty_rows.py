@@ -50,7 +50,6 @@ class CacheEntry:
         dirty_count: length of the pool's `dirty`.
         estimated_count: length of the pool's `estimated`.
         models: the snapshot's models; a new model may change every score.
-        policy: the settings.
         overlay: the tentative tenants.
     """
 
@@ -97,9 +96,6 @@ def evaluate_cached(
     The pod's nomination is not included; `nominate` adds it.
 
     Args:
-        snapshot: the snapshot.
-        pool: one of its pools.
-        inputs: the pod's request to the pool.
         entries: earlier entries for the same request.
     """
     (entry,) = evaluate_together(snapshot, pool, [inputs], [entries])
@@ -117,8 +113,6 @@ def evaluate_together(
     One batch for all requests takes little longer than a batch for one.
 
     Args:
-        snapshot: the snapshot.
-        pool: one of its pools.
         all_inputs: the requests, all with the same policy.
         entries: earlier entries of each request.
     """
@@ -205,8 +199,6 @@ def _update(
 
     Args:
         evaluations: one evaluation per request.
-        snapshot: the snapshot.
-        pool: one of its pools.
         changed: per evaluation, the request and the rows.
     """
     if not any(rows for _, rows in changed):

@@ -208,7 +208,6 @@ class Wants:
     """Requests of pods as columns: one row per node of a batch.
 
     Attributes:
-        devices: device requests.
         strategy: order among nodes of equal certainty, as a number of `scoring.KINDS`.
         requires_idle: whether the pod waits for devices known to be idle.
         model: rank of the node's model in the pod's list, `PLACES` for the first.
@@ -284,9 +283,7 @@ def _evaluate_batch_in_steps(
     """Evaluate each node of a batch for the pods that request it.
 
     Args:
-        batch: the nodes.
         wants: the pods' requests.
-        policy: the settings of the decision.
         others: requests of other pods; a placement should leave room for them.
     """
     batch = count_freed(batch)
@@ -339,7 +336,6 @@ def cheapness(batch: Batch, policy: Policy, weighs_price: Flags) -> Ratios | flo
     """Return the cheapness of each node: 1 for price 0, 0 for the highest or an unknown price.
 
     Args:
-        batch: the nodes.
         policy: the policy with the prices; 0 unless they are preferred.
         weighs_price: whether the price counts for the pod; one per node, or one for all.
     """
@@ -367,8 +363,6 @@ def evaluate_for_in_steps(
     """Evaluate each node of a batch for one pod.
 
     Args:
-        inputs: the pod's request to the pool.
-        batch: the nodes.
         models: model names by model id.
         seen: requests of pods so far; a placement should leave room for them.
     """
@@ -412,7 +406,6 @@ class EvaluationInputs:
     Attributes:
         request: the pod's whole request.
         devices: the part for the pool's resource.
-        policy: the settings of the decision.
         overlay: tentative tenants, without the pod itself.
     """
 
@@ -459,7 +452,6 @@ def add_suspicion(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, floa
     """Return a batch whose suspicion includes the nodes' early failures of the pod's owner.
 
     Args:
-        batch: some nodes.
         nodes: their names.
         avoided: share of its certainty that a node loses, by name.
     """

@@ -62,7 +62,6 @@ def stranded_in_steps(
     The number is negative if the pod takes devices that the seen requests could not use.
 
     Args:
-        batch: the nodes.
         seen: the requests seen so far, at least one.
         models: model names by model id.
         count: devices or replicas that the pod requests; one per node, or one for all.

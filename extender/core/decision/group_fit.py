@@ -170,11 +170,8 @@ def fit_group(
     """Rank the candidates of a pod by their nearness to its group.
 
     Args:
-        need: needs of the group.
         pool: pool of the pod's first resource.
         rows: row of each candidate in the pool, -1 if it is not there.
-        codes: verdict on each candidate.
-        inputs: the pod's request to the pool.
     """
     count = inputs.devices.count
     unit = count if need.is_uniform else 1
@@ -240,7 +237,6 @@ def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None
     result counts devices instead of pods if the group's pods request different numbers.
 
     Args:
-        need: needs of the group.
         pool: pool of the pod's first resource.
         codes: verdict on each row of the pool.
         count: devices that the pod requests.

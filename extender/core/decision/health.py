@@ -176,7 +176,6 @@ def shown_by(
 
     Args:
         cause: cause of a device.
-        row: row of the device.
         causes: causes of other devices by row, in case a sibling caused it.
 
     Example:
@@ -321,7 +320,6 @@ class HealthColumns:
         """Apply an action to the devices in `which`.
 
         Args:
-            action: the action.
             which: flags of the devices.
             sign: sign of ill health that caused the action.
             values: value to encode with the sign, one for all devices or one per device.
@@ -376,7 +374,6 @@ def judge(
     Args:
         columns: values by signal; NaN for a missing value.
         count: number of devices.
-        health: the settings.
         xid_is_recent: whether the XID is recent enough to count by itself.
         is_suspect: whether evidence outside `columns` confirms an XID that excludes.
     """
@@ -520,7 +517,6 @@ def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Rati
     Args:
         columns: values by signal; NaN for a missing value.
         count: number of devices.
-        health: the settings.
     """
     missing = np.full(count, np.nan)
     slowdown = columns.get(Signal.TEMPERATURE_SLOWDOWN, missing)
@@ -555,7 +551,6 @@ def stress_in_words(reading: Mapping[str, float], health: Health) -> str:
 
     Args:
         reading: value by signal name.
-        health: the settings.
 
     Example:
         >>> stress_in_words({"temperature_celsius": 86.0, "clock_event_reasons": 0x44}, Health())

@@ -113,7 +113,6 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
     """Compute the landing set of each node for a pod that requests devices or replicas.
 
     Args:
-        batch: the nodes.
         count: devices that the pod requests: one value per node, or one value for all nodes.
     """
     offered, unoffered = _offered(batch, count)
@@ -339,7 +338,6 @@ def batch_after(
     Args:
         leaving: the node without these pods.
         tenants: tentative tenants of the node.
-        telemetry: telemetry of every device.
         suspicion: suspicion of the node, an array with one element.
         is_presumed_idle: whether freed devices count as idle, because they are freed for this pod,
             unless they were in use or active before the leaving pods came; else they count as

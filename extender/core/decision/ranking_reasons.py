@@ -40,7 +40,6 @@ class Grounds:
         group: nearness of the node to the pod's group, "" without a group.
         place: rank in the pod's list of models, from 1; 0 if unlisted, `MAY_GET` if some of
             several models are listed, None without a list.
-        strategy: the pod's strategy.
         is_shared: the resource counts replicas.
         allocatable: devices or replicas that the kubelet offers.
         left: usable devices or replicas that stay free once the pod is placed.

@@ -161,7 +161,6 @@ def score(
     More load on any landing device never raises a node's score.
 
     Args:
-        batch: the nodes.
         assessment: the nodes' devices, assessed for the pod.
         strategy: the pod's strategy as a number of `KINDS`; one per node, or one for all.
         model: rank of the node's model in the pod's list, `PLACES` for the first; one per node, or
@@ -217,7 +216,6 @@ def _sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
     they cost their share of the certainty, at least one step.
 
     Args:
-        batch: the nodes.
         assessment: the nodes' devices, assessed for the pod.
         band: band of each node.
     """
@@ -265,7 +263,6 @@ def _fit(
     """Return the fit of the pod on each node, in units from 0 to below `FIT`.
 
     Args:
-        batch: the nodes.
         assessment: the nodes' devices, assessed for the pod.
         strategy: as in `score`.
         spare: as in `score`.
@@ -426,11 +423,9 @@ def break_down(
     """Break down the score of each node of a batch.
 
     Args:
-        batch: the nodes.
         assessment: the nodes' devices, assessed for the pod.
         model: rank of each node's model in the pod's list, None without a list.
         spare: number of further devices that each node's CPU, memory and storage allow.
-        strategy: the pod's strategy.
         weights: weights of the terms of `calm`.
         cheapness: as in `score`, None if prices do not count.
         nearness: nearness of each node to the pod's group, None without a group.

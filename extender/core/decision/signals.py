@@ -369,7 +369,6 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
 
     Args:
         evidence: raw data of each device.
-        policy: the settings.
         now: seconds since the epoch.
     """
     seen = activity(evidence.columns, evidence.board_watts, evidence.rest_watts)
@@ -441,7 +440,6 @@ def estimate_again(
         before: telemetry of all devices.
         rows: rows to replace; always whole nodes, because a device can exclude its siblings.
         evidence: raw data of these rows.
-        policy: the settings.
         now: seconds since the epoch.
     """
     part, _ = estimate(evidence, policy, now)

@@ -70,7 +70,6 @@ class DeviceVerdict:
 
     Attributes:
         can_land: the kubelet could allocate it to the pod.
-        state: one of `STATES`.
         utilization_ratio: utilization used for the decision, None if unknown.
         memory_used_ratio: ratio of memory in use, None if unknown.
         free_bytes: memory available to the pod, None if unknown.
@@ -144,7 +143,6 @@ class NodeVerdict(NodeScore):
     """Verdict on one node for a pod.
 
     Attributes:
-        resource: the requested resource.
         landing: number of devices that the pod could land on.
         idle: number of landing devices known to suit.
         needed: number of distinct devices that the pod gets.
@@ -154,7 +152,6 @@ class NodeVerdict(NodeScore):
         is_agreed: the device holders agree with the API server's count.
         suspicion: share of the certainty that early failures cost.
         model: the devices' model, "" if unknown.
-        devices: each device.
         is_late: this is the verdict at the pod's binding, because the decision's data was gone.
     """
 
@@ -196,7 +193,6 @@ def count_states(batch: Batch, codes: Rows) -> Mapping[str, int]:
     """Count the devices of a batch by state.
 
     Args:
-        batch: the devices.
         codes: their states, as `state_codes` returns them.
     """
     counts = np.bincount(codes[batch.present], minlength=len(STATES)).tolist()
@@ -239,12 +235,8 @@ class VerdictEvidence:
     """Inputs of the verdicts on some nodes, stored as columns and converted to words on demand.
 
     Attributes:
-        nodes: the nodes.
         batch: the nodes' rows at the decision, assumed tenants included.
-        resource: the requested resource.
-        devices: the device request.
         request: the pod's whole request.
-        policy: the settings.
         models: model names by model id.
         siblings: causes of ill health by row, for devices that exclude their siblings.
         seen: requests of pods so far for the resource.
@@ -273,7 +265,6 @@ def gather(
     Args:
         snapshot: the snapshot of the decision.
         pool: pool of the requested resource.
-        inputs: the pod's request to the pool.
         nodes: the nodes; those outside the pool are skipped.
     """
     rows = [pool.row_of[node] for node in nodes if node in pool.row_of]

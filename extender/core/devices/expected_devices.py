@@ -35,7 +35,6 @@ class ExpectedDevice:
     """One device of a node, as input of the allocation.
 
     Attributes:
-        row: its row in the telemetry.
         mig_profile: profile of a MIG instance, "" for a whole card.
         tenants: pods (`namespace/name`) that hold it according to the device holders.
         measured_at: time of its newest reading, None without one.
@@ -100,7 +99,6 @@ def expected_devices(
     """Return the devices expected behind each GPU resource of a node.
 
     Args:
-        node: the node.
         seen: number of devices in telemetry by MIG profile, "" for whole cards.
         by_kubelet: shares per device by MIG profile, as the node agent reports from the kubelet.
         is_divided: whether there is evidence that the devices in telemetry are all of them although

@@ -275,7 +275,6 @@ def mig_layout(
 
     Args:
         model: model name from any source.
-        memory_bytes: memory of the card.
         count: number of pods.
         each_bytes: memory that each pod needs.
 

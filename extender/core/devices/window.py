@@ -186,7 +186,6 @@ class Windows:
         """Clear the history of devices whose tenants have changed.
 
         Args:
-            rows: the devices.
             until: time of the change, seconds since the epoch; later time steps stay. None clears
                 all.
         """
@@ -209,7 +208,6 @@ class Windows:
         """Multiply the stored readings of devices by a factor.
 
         Args:
-            rows: the devices.
             share: factor per device, or one for all.
         """
         self._version += 1

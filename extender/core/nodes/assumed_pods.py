@@ -24,7 +24,6 @@ class Assumption:
     """A pod that is being placed.
 
     Attributes:
-        uid: the pod's UID.
         key: `namespace/name`.
         node: the node that we ranked first, or the pod's nominated node.
         resources: requested (resource, count) pairs.
@@ -139,7 +138,6 @@ class Ledger:
         deletion, while a new pod has its name.
 
         Args:
-            uid: the pod's UID.
             until: time after which no answer about the pod can arrive, seconds since the epoch.
         """
         self.drop(uid)

@@ -42,12 +42,7 @@ def take_batch(batch: Batch, index: Rows | slice) -> Batch:
 
 
 def current_batch(pool: Pool, telemetry: Telemetry) -> Batch:
-    """Return all rows of a pool as a batch, including the changes that its arrays lack.
-
-    Args:
-        pool: the pool.
-        telemetry: telemetry of every device.
-    """
+    """Return all rows of a pool as a batch, including the changes that its arrays lack."""
     unwritten = pool.unwritten
     if not unwritten:
         return pool.batch
@@ -95,7 +90,6 @@ def rearrange_in_steps(
         batch: the old batch.
         index: per row of the result, its row in `batch`; -1 takes the next row of `fresh`.
         fresh: new or changed rows; not wider than the result's widest row.
-        telemetry: telemetry of every device.
     """
     is_new = index < 0
     kept = index[~is_new]

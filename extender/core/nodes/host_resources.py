@@ -23,7 +23,6 @@ class HostResources(NamedTuple):
 
     Attributes:
         millicores: CPU in thousandths of a core.
-        memory_bytes: memory.
         storage_bytes: ephemeral storage.
     """
 

@@ -200,8 +200,6 @@ class PodRecord:
 
     Attributes:
         uid: `metadata.uid`.
-        namespace: its namespace.
-        name: its name.
         node: `spec.nodeName`, "" if not bound.
         nominated_node: `status.nominatedNodeName`, "" if none.
         phase: `status.phase`.

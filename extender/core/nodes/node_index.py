@@ -174,7 +174,6 @@ class _Wider:
     """Copy of the node index with a few additional names that belong to no pool.
 
     Attributes:
-        names: all names.
         strangers: the added names.
         rows: by resource, each name's row in the pool; -1 if it is not in the pool.
 

@@ -55,7 +55,6 @@ class Term:
     """Requirements that must all be met.
 
     Attributes:
-        labels: requirements on labels.
         fields: requirements on fields; Kubernetes supports only `metadata.name`.
     """
 
@@ -70,7 +69,6 @@ class Selection:
     Attributes:
         labels: `nodeSelector`, sorted.
         terms: terms of the required node affinity, one must be met; None without affinity.
-        tolerations: its tolerations.
     """
 
     labels: tuple[tuple[str, str], ...] = ()

@@ -84,7 +84,6 @@ class Telemetry:
         spread: standard deviation of the utilization over the window.
         freshness: freshness of the four columns above.
         memory_used: ratio of memory in use, 0 to 1, without memory reserved by the driver.
-        memory_free_bytes: free memory.
         memory_total_bytes: memory of an empty device; 0 if unknown.
         memory_freshness: freshness of `memory_used` and `memory_free_bytes`.
         presumed: weight of the assumption that a device which was just freed is idle, 0 to 1; 0
@@ -179,7 +178,6 @@ class Tenant:
     """A pod that holds devices and that the readings do not show yet.
 
     Attributes:
-        uid: the pod's UID.
         count: devices or replicas.
         memory_bytes: declared memory per device, None if not declared.
         expected_bytes: measured memory use of similar pods, None without such a pod.
@@ -404,8 +402,6 @@ def batch_rows(
     """Build a batch from pool rows.
 
     Args:
-        rows: the nodes' rows.
-        telemetry: telemetry of every device.
         suspicion: suspicion per node, in the order of `rows`.
         width: minimum number of slot columns; wider rows widen the batch.
     """
@@ -538,7 +534,6 @@ class Snapshot:
         nodes: names of all nodes of the API server.
         node_index: node index: number of each node name, and its row in each pool.
         pools: pools by resource name.
-        telemetry: telemetry of every device.
         models: model names, normalized; a pool row's `model_id` points here, 0 is "unknown".
     """
 

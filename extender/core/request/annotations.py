@@ -46,7 +46,6 @@ class Target:
     """A node that a pod names.
 
     Attributes:
-        node: name of the node.
         devices: indices of its GPUs that the pod prefers, ascending; () for any. The kubelet
             chooses among the free GPUs, so an index is a preference.
         is_usable: False if the node has no GPU with one of these indices.
@@ -319,7 +318,6 @@ def own_settings(pod: Mapping[str, object], wishes: Wishes) -> frozenset[str]:
     """Return the names of the settings that a pod's valid annotations override.
 
     Args:
-        pod: the Pod object.
         wishes: the pod's parsed annotations.
     """
     annotations = mapping_of(mapping_of(pod.get("metadata")).get("annotations"))

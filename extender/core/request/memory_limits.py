@@ -137,7 +137,6 @@ def read_limits(
 
     Args:
         pod: the Pod object as decoded from JSON.
-        names: names of the GPU resources.
 
     Example:
         >>> container = {

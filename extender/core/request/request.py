@@ -41,8 +41,6 @@ class PodRef:
 
     Attributes:
         uid: `metadata.uid`.
-        namespace: its namespace.
-        name: its name.
     """
 
     uid: str
@@ -178,7 +176,6 @@ def parse_request(
 
     Args:
         pod: the Pod object as decoded from JSON, of any shape.
-        resources: names of the GPU resources.
         defaults: values for annotations that the pod does not set.
         group: the pod's group, if it is known already.
 

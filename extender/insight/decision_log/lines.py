@@ -100,7 +100,6 @@ def _write_columns(batch: Batch, rest: Callable[[], None] = lambda: None) -> dic
     """Encode a batch as columns for orjson; `slots` is omitted, as it follows from `present`.
 
     Args:
-        batch: the batch.
         rest: callback after each column that was compressed, to yield the processor.
     """
     columns: dict[str, object] = {}

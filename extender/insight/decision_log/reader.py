@@ -54,12 +54,9 @@ class LoggedDecision:
         at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
         mode: active or shadow.
-        pod: the pod.
-        request: the pod's GPU request.
         candidates: node names; sorted if the log does not preserve their order.
         snapshot: state of the fleet.
         overlays: tentative tenants by resource and node.
-        policy: the settings.
         best: best nodes and their scores, as logged.
         feasible: number of candidates that passed.
         digest: hash of the verdicts on all candidates.
@@ -89,12 +86,7 @@ class LoggedDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedBinding:
-    """A pod's binding by kube-scheduler.
-
-    Attributes:
-        uid: the pod's UID.
-        node: the node.
-    """
+    """A pod's binding by kube-scheduler."""
 
     uid: str
     node: str
@@ -146,7 +138,6 @@ class _Reader:
     """State accumulated from the lines read so far.
 
     Attributes:
-        policy: current settings.
         snapshot: state of the fleet after the last line.
         fleets: number of `fleet` lines so far.
         overlays: tentative tenants.

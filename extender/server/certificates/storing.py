@@ -119,7 +119,6 @@ class Secrets:
     certificates.
 
     Args:
-        client: client for the API server.
         namespace: namespace of the Secrets.
     """
 
@@ -237,7 +236,6 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
     """Write the trusted CA certificates to a ConfigMap in another namespace.
 
     Args:
-        client: client for the API server.
         namespace: namespace of clients without a certificate, such as the node agents.
         files: PEM files by name.
 
@@ -279,7 +277,6 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
     """Set the `caBundle` of every webhook in a MutatingWebhookConfiguration; keep its other fields.
 
     Args:
-        client: client for the API server.
         name: name of the existing object.
         bundle: CA certificates in PEM.
 
@@ -337,7 +334,6 @@ async def hold_lease(
     and continue without it.
 
     Args:
-        client: client for the API server.
         namespace: namespace of the Secrets and of the Lease.
         wait_seconds: time to wait for another holder.
 

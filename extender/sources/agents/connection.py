@@ -80,10 +80,6 @@ class _ConnectionOwner(Protocol):
 class AgentConnection(asyncio.Protocol):
     """One connection of an agent.
 
-    Args:
-        owner: owner of all connections.
-        monotonic: seconds of a monotonic clock.
-
     Attributes:
         opened_at: start of the connection, by `monotonic`.
         last_data_at: time of the last data, by `monotonic`.

@@ -60,11 +60,7 @@ _EXPECTED_REASONS: Final = frozenset(
 
 
 class RefusedError(Exception):
-    """An agent is refused; the message says why, and what to do.
-
-    Attributes:
-        refusal: the reason.
-    """
+    """An agent is refused; the message says why, and what to do."""
 
     def __init__(self, refusal: AgentRefusal, message: str) -> None:
         super().__init__(message)
@@ -73,9 +69,6 @@ class RefusedError(Exception):
 
 class Refusals:
     """Counts refused agents, and logs each reason per agent at a limited rate.
-
-    Args:
-        monotonic: seconds of a monotonic clock.
 
     Attributes:
         counts: refusals by reason.

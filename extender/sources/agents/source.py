@@ -100,11 +100,9 @@ class AgentSource:
     Args:
         settings: address, limits, and accepted tokens.
         client: client of the API server, which reviews tokens.
-        fleet: the state of the fleet.
         is_known_node: returns whether the cluster has a node.
         deliver: receives readings.
         clock: seconds since the epoch.
-        monotonic: seconds of a monotonic clock.
         tls: TLS context, or None without TLS.
         spare: number of file descriptors to leave free.
 

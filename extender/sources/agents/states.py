@@ -82,7 +82,6 @@ class _ValueFormat:
     """Format of the values in an agent's updates.
 
     Attributes:
-        infos: the devices.
         replicas: shares of each device that the kubelet offers, by MIG profile as in resource
             names.
         rows: number of rows in an update.
@@ -144,7 +143,6 @@ class AgentState:
         """Apply an update.
 
         Args:
-            update: the update.
             received_at: time by the extender's clock, seconds since the epoch.
 
         Raises:

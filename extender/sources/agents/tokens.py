@@ -68,10 +68,8 @@ class TokenReviewer:
     """Verify tokens, and cache the results.
 
     Args:
-        client: client of the API server.
         settings: accepted service accounts and audience, and time limits.
         clock: seconds since the epoch.
-        monotonic: seconds of a monotonic clock.
 
     Attributes:
         review_count: number of reviews by the API server.
@@ -113,7 +111,6 @@ class TokenReviewer:
         """Return the identity of a token's owner.
 
         Args:
-            token: the token.
             address: address of the agent; reviews are queued fairly by address.
 
         Raises:

@@ -287,10 +287,8 @@ class ClusterSource:
     they hold through claims.
 
     Args:
-        client: client of the API server.
         sink: receives the records. Equal node records are not reported twice; equal pod records
             only if claims changed or were listed.
-        resources: names of the GPU resources.
         early_seconds: a container that fails within this time after its start failed early.
         settings: limits and intervals of lists and watches.
         clock: seconds since the epoch.

@@ -151,7 +151,6 @@ class WatchChange:
     """A change of a pod that is not relevant.
 
     Attributes:
-        uid: UID of the pod.
         version: resource version of the pod.
     """
 
@@ -169,7 +168,6 @@ class PodFilter:
     It is if it requests GPUs, has claims, exports telemetry, or cannot be parsed.
 
     Args:
-        names: names of the GPU resources.
         exporter_words: words in the name or `app` label of exporter pods.
         on_listed: receives the node requests of each listed pod.
         on_watched: receives the node requests of each pod that a watch reports.

@@ -282,7 +282,6 @@ class RecordFeed(Generic[_Record]):
 
     Attributes:
         is_listed: a complete list has been read.
-        records: the records by key.
     """
 
     def __init__(

@@ -98,7 +98,6 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
     """Return whether a container of a bound pod failed soon after its start.
 
     Args:
-        pod: the Pod object.
         within_seconds: a failure within this time after the start is early.
     """
     status = mapping_of(pod.get("status"))
@@ -120,7 +119,6 @@ def is_device_fault(status: Mapping[str, object], names: ResourceNames) -> bool:
 
     Args:
         status: the pod's status.
-        names: names of the GPU resources.
     """
     if text_of(status.get("reason")) in _NODE_REFUSED:
         # Most errors of device plugins name no resource.

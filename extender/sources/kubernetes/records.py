@@ -187,7 +187,6 @@ def reduce_pod(
 
     Args:
         raw: the Pod object.
-        names: names of the GPU resources.
         early_seconds: a container that fails within this time after its start failed early.
         reads_limits: read the memory limits of variables and arguments.
     """

@@ -121,8 +121,6 @@ class Reflector:
     """List and watch one kind of object until cancelled.
 
     Args:
-        client: client of the API server.
-        kind: the kind of object.
         feed: receives the objects.
         settings: limits, intervals and delays.
         clock: seconds since the epoch.

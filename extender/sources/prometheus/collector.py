@@ -109,7 +109,6 @@ class _SlowColumns:
         A fault appears and disappears in the same round as with a full query.
 
         Args:
-            metric: the metric.
             now: seconds since the epoch.
 
         Raises:
@@ -256,7 +255,6 @@ class Collector:
         devices and the times of their samples fails, the round fails.
 
         Args:
-            identity: names and addresses of the nodes.
             now: time of the extender's clock, seconds since the epoch.
 
         Raises:

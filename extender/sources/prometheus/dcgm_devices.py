@@ -150,7 +150,6 @@ def _parse_devices(
 
     Args:
         rows: rows of the answer.
-        identity: names and addresses of the nodes.
         node_labels: labels that may name a node, the preferred one first.
         known: devices of the previous answer; unchanged ones are returned as the same objects, to
             save memory.

@@ -110,7 +110,6 @@ def match_node(identity: NodeIdentity, values: Iterable[str]) -> str | None:
     names match each other if only one node can be meant.
 
     Args:
-        identity: names and addresses of the nodes.
         values: values of the labels that may name the node, the most reliable one first.
 
     Example:

@@ -33,7 +33,6 @@ class WorkerProcess:
         starts: number of processes started; a new process has no state of earlier rounds.
 
     Args:
-        settings: settings of Prometheus.
         starts: number of processes started earlier with other settings.
     """
 

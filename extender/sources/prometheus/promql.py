@@ -54,7 +54,6 @@ def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) 
     """Return the query for a metric, one value per device.
 
     Args:
-        metric: the metric.
         selector: label matchers for the series.
         is_above_zero: query only devices on which it is above 0.
 

@@ -245,7 +245,6 @@ class _ResponseTemplate:
 
         Args:
             text: the answer.
-            marks: positions of its marks.
         """
         if len(marks) != self.marks or bytes(text[: len(self.first)]) != self.first:
             return None

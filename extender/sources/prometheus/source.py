@@ -85,7 +85,6 @@ class ReadingsBuilder:
         """Apply one complete answer.
 
         Args:
-            answer: the frames.
             at: when Prometheus was queried.
         """
         added: list[DeviceInfo] = []

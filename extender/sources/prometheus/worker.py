@@ -301,8 +301,6 @@ def _collect_use(
     """Query step by step into the past until each device's last use is found.
 
     Args:
-        client: client of Prometheus.
-        settings: settings of Prometheus.
         now: seconds since the epoch.
         seconds: maximum time to look back.
         active_from: a device is in use from this ratio of activity on.
