@@ -184,18 +184,18 @@ class Wishes:
         problems: invalid annotations.
     """
 
-    is_enabled: bool
-    memory_bytes: int | None
-    requires_idle: bool
+    is_enabled: bool = True
+    memory_bytes: int | None = None
+    requires_idle: bool = False
     thresholds: Thresholds
     strategy: Strategy
-    preferred_models: tuple[str, ...]
-    required_models: tuple[str, ...]
-    targets: tuple[Target, ...]
-    target_policy: TargetPolicy
-    group_size: int | None
-    group_policy: GroupPolicy
-    problems: tuple[AnnotationProblem, ...]
+    preferred_models: tuple[str, ...] = ()
+    required_models: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = ()
+    target_policy: TargetPolicy = TargetPolicy.REQUIRE
+    group_size: int | None = None
+    group_policy: GroupPolicy = GroupPolicy.REQUIRE
+    problems: tuple[AnnotationProblem, ...] = ()
 
 
 def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
@@ -207,15 +207,11 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
     memory = defaults.thresholds.memory
     wishes = Wishes(
         is_enabled=annotations.read(
-            Annotation.ENABLED, parse_boolean, default=True, allowed=BOOLEAN_ALLOWED, instead="true"
+            Annotation.ENABLED, parse_boolean, default=True, allowed=BOOLEAN_ALLOWED
         ),
         memory_bytes=_read_memory(annotations),
         requires_idle=annotations.read(
-            Annotation.REQUIRE_IDLE,
-            parse_boolean,
-            default=False,
-            allowed=BOOLEAN_ALLOWED,
-            instead="false",
+            Annotation.REQUIRE_IDLE, parse_boolean, default=False, allowed=BOOLEAN_ALLOWED
         ),
         thresholds=Thresholds(
             utilization=annotations.read(
@@ -238,7 +234,6 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             lambda text: Strategy(text.lower()),
             default=defaults.strategy,
             allowed=_STRATEGY_ALLOWED,
-            instead=defaults.strategy.value,
         ),
         preferred_models=annotations.read(
             Annotation.PREFER_MODELS,
@@ -266,7 +261,6 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             lambda text: TargetPolicy(text.lower()),
             default=TargetPolicy.REQUIRE,
             allowed=_TARGET_POLICY_ALLOWED,
-            instead=TargetPolicy.REQUIRE.value,
         ),
         group_size=annotations.read(
             Annotation.GROUP_SIZE,
@@ -280,9 +274,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             lambda text: GroupPolicy(text.lower()),
             default=GroupPolicy.REQUIRE,
             allowed=_GROUP_POLICY_ALLOWED,
-            instead=GroupPolicy.REQUIRE.value,
         ),
-        problems=(),
     )
     return replace(wishes, problems=(*annotations.problems, *annotations.unknown()))
 
@@ -290,20 +282,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
 @lru_cache(maxsize=64)
 def _silent(thresholds: Thresholds, strategy: Strategy) -> Wishes:
     """Return the result for a pod without our annotations, the usual case."""
-    return Wishes(
-        is_enabled=True,
-        memory_bytes=None,
-        requires_idle=False,
-        thresholds=thresholds,
-        strategy=strategy,
-        preferred_models=(),
-        required_models=(),
-        targets=(),
-        target_policy=TargetPolicy.REQUIRE,
-        group_size=None,
-        group_policy=GroupPolicy.REQUIRE,
-        problems=(),
-    )
+    return Wishes(thresholds=thresholds, strategy=strategy)
 
 
 _OF_SETTINGS: Final = {
@@ -373,16 +352,28 @@ class _Annotations:
         *,
         default: _T,
         allowed: str,
-        instead: str,
+        instead: str = "",
     ) -> _T:
-        """Parse an annotation's value; return the default if it is missing or invalid."""
+        """Parse an annotation's value; return the default if it is missing or invalid.
+
+        Args:
+            allowed: description of valid values.
+            instead: description of the default in the problem; "" for the default itself.
+        """
         value = self._values.get(name)
         if value is None:
             return default
         try:
             return parse(value.strip() if isinstance(value, str) else "")
         except ValueError:
-            self._note(name, value, allowed, instead)
+            self.problems.append(
+                AnnotationProblem(
+                    annotation=name,
+                    value=shorten(value),
+                    allowed=allowed,
+                    default_used=instead or str(default).lower(),
+                )
+            )
             return default
 
     def unknown(self) -> list[AnnotationProblem]:
@@ -397,16 +388,6 @@ class _Annotations:
             )
             for name in sorted(names)[:_MAX_UNKNOWN]
         ]
-
-    def _note(self, name: str, value: object, allowed: str, instead: str) -> None:
-        self.problems.append(
-            AnnotationProblem(
-                annotation=name,
-                value=shorten(value),
-                allowed=allowed,
-                default_used=instead,
-            )
-        )
 
 
 def _meant(name: str) -> str:
