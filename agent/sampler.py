@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -117,7 +118,8 @@ class _ReportBuilder:
             is_lost=[not reading.values for reading in readings],
         )
         verdicts = self._evaluator.evaluate(signals, facts, now)
-        rows = zip(readings, xids, verdicts, strict=True)
+        of_devices = tenants.devices or repeat(None, len(readings))
+        rows = zip(readings, xids, verdicts, of_devices, strict=True)
         return Report(
             node=self._node,
             agent_version=self._version,
@@ -128,8 +130,7 @@ class _ReportBuilder:
             topology_policy=tenants.topology[0],
             topology_scope=tenants.topology[1],
             devices=tuple(
-                _device(reading, xid, verdict, _tenants_of(tenants, row), now)
-                for row, (reading, xid, verdict) in enumerate(rows)
+                _device(reading, xid, verdict, on_it, now) for reading, xid, verdict, on_it in rows
             ),
             signals=signals,
             problem=node_reading.problem,
@@ -175,10 +176,6 @@ def _device_signals(reading: DeviceReading) -> Values:
         return reading.values
     of_card = {Signal.POWER, Signal.POWER_LIMIT}
     return {name: value for name, value in reading.values.items() if name not in of_card}
-
-
-def _tenants_of(tenants: _TenantSnapshot, row: int) -> DeviceTenants | None:
-    return None if tenants.devices is None else tenants.devices[row]
 
 
 def _device(

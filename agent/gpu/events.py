@@ -79,20 +79,17 @@ class XidWatcher:
                 {uuid: watch for uuid, watch in before.items() if uuid not in unchanged_watches}
             )
             self._watches = {
-                card.uuid: self._start_watch(card, problems.get(card.uuid, _NOT_WAITING))
+                card.uuid: _CardWatch(
+                    self._backend,
+                    card,
+                    self._deliver,
+                    wait_seconds=self._wait_seconds,
+                    monotonic=self._monotonic,
+                    problem=problems.get(card.uuid, _NOT_WAITING),
+                )
                 for card in cards
                 if card.uuid not in unchanged_watches
             } | unchanged_watches
-
-    def _start_watch(self, card: Card, problem: str) -> "_CardWatch":
-        return _CardWatch(
-            self._backend,
-            card,
-            self._deliver,
-            wait_seconds=self._wait_seconds,
-            monotonic=self._monotonic,
-            problem=problem,
-        )
 
     def stop(self) -> None:
         """Stop all threads; abandon a thread that hangs in the driver."""

@@ -208,12 +208,9 @@ def _memory(nvml: Library, handle: Handle) -> Values:
     return values
 
 
-def _power(nvml: Library, handle: Handle) -> Values:
-    return {Signal.POWER: nvml.call("nvmlDeviceGetPowerUsage", handle) / 1000}
-
-
-def _power_limit(nvml: Library, handle: Handle) -> Values:
-    return {Signal.POWER_LIMIT: nvml.call("nvmlDeviceGetEnforcedPowerLimit", handle) / 1000}
+def _thousandths(name: str, call: str) -> Callable[[Library, Handle], Values]:
+    """Return a read of one value that NVML returns in thousandths of its unit."""
+    return lambda nvml, handle: {name: nvml.call(call, handle) / 1000}
 
 
 def _temperature(nvml: Library, handle: Handle) -> Values:
@@ -328,10 +325,6 @@ def _codecs(nvml: Library, handle: Handle) -> Values:
     return {Extra.ENCODER_UTILIZATION: encoder / 100, Extra.DECODER_UTILIZATION: decoder / 100}
 
 
-def _energy(nvml: Library, handle: Handle) -> Values:
-    return {Extra.ENERGY: nvml.call("nvmlDeviceGetTotalEnergyConsumption", handle) / 1000}
-
-
 def _thresholds(nvml: Library, handle: Handle) -> Values:
     values: dict[str, float] = {}
     for kind, name in _THRESHOLDS:
@@ -347,8 +340,8 @@ READS: Final[Mapping[Call, Callable[[Library, Handle], Values]]] = MappingProxyT
     {
         Call.RATES: _rates,
         Call.MEMORY: _memory,
-        Call.POWER: _power,
-        Call.POWER_LIMIT: _power_limit,
+        Call.POWER: _thousandths(Signal.POWER, "nvmlDeviceGetPowerUsage"),
+        Call.POWER_LIMIT: _thousandths(Signal.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit"),
         Call.TEMPERATURE: _temperature,
         Call.CLOCK_EVENTS: _clock_events,
         Call.CLOCKS: _clocks,
@@ -359,7 +352,7 @@ READS: Final[Mapping[Call, Callable[[Library, Handle], Values]]] = MappingProxyT
         Call.NVLINKS: _nvlinks,
         Call.NVLINK_ERRORS: _nvlink_errors,
         Call.CODECS: _codecs,
-        Call.ENERGY: _energy,
+        Call.ENERGY: _thousandths(Extra.ENERGY, "nvmlDeviceGetTotalEnergyConsumption"),
         Call.THRESHOLDS: _thresholds,
     }
 )

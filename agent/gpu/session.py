@@ -333,7 +333,7 @@ class Session:
     def _update_reader(self, tracker: CallTracker, card: Card, cards: list[Card]) -> None:
         """Keep a card's reader, or create one for a new card or layout."""
         known = self._readers.get(card.uuid)
-        self._last.setdefault(card.uuid, (_empty_reading(card),))
+        self._last.setdefault(card.uuid, (DeviceReading(card=card, topology=_UNKNOWN_TOPOLOGY),))
         try:
             instances = tracker.call(card.uuid, "instances", self._backend.instances, card)
             if known is not None and self._can_reuse(known, card, instances):
@@ -479,10 +479,6 @@ def _is_sxm(model: str) -> bool:
 def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Iterable[DeviceReading]:
     for device in devices:
         yield replace(device, values={}, processes=None, problem=problem)
-
-
-def _empty_reading(card: Card) -> DeviceReading:
-    return DeviceReading(card=card, topology=_UNKNOWN_TOPOLOGY)
 
 
 def _twice_problem(card: Card) -> Problem:

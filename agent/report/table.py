@@ -67,7 +67,7 @@ def _table(report: Report) -> Table:
             device.model.removeprefix("NVIDIA "),
             _busy(device, values),
             _memory(values),
-            _with_limit(values, Signal.POWER, Signal.POWER_LIMIT),
+            f"{_number(values, Signal.POWER)} / {_number(values, Signal.POWER_LIMIT)}",
             _number(values, Signal.TEMPERATURE),
             *((_holders(device),) if with_holders else ()),
             _users(device.used_by),
@@ -101,10 +101,6 @@ def _memory(values: dict[str, float]) -> str:
 
 def _number(values: dict[str, float], signal: Signal) -> str:
     return f"{values[signal]:.0f}" if signal in values else _UNKNOWN
-
-
-def _with_limit(values: dict[str, float], signal: Signal, limit: Signal) -> str:
-    return f"{_number(values, signal)} / {_number(values, limit)}"
 
 
 def _holders(device: Device) -> str:

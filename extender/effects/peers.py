@@ -281,7 +281,7 @@ class Peers:
                 instance=self.instance,
                 interval_seconds=_INTERVAL_SECONDS,
                 monotonic=self._monotonic,
-                count=self._count_sent,
+                count=lambda outcome: self._metrics.peer_messages.labels("sent", outcome).inc(),
                 tls=self._tls,
                 faults=self._faults,
             )
@@ -336,9 +336,6 @@ class Peers:
 
     def _others(self) -> list[PeerLink]:
         return [link for link in self._links.values() if not link.is_self]
-
-    def _count_sent(self, outcome: str) -> None:
-        self._metrics.peer_messages.labels("sent", outcome).inc()
 
     # --- received messages ---------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from extender.core.decision.signals import (
     activity,
     learn_rest,
     memory,
+    plausible,
     shows_use,
     step_streak,
 )
@@ -19,7 +20,7 @@ from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest_values import MEMORY_SIGNALS, MOST_SOURCES, plausible_answer
+from extender.fleet.latest_values import MEMORY_SIGNALS, MOST_SOURCES
 from extender.fleet.registry import PlacedDevices
 
 
@@ -84,7 +85,7 @@ class Intake:
         """Apply the values of an answer; return which devices' signals contradict each other."""
         rows, measured_at = placed.rows, readings.measured_at
         origin = self.number(readings.source)
-        answer = plausible_answer(readings.columns)
+        answer = {signal: plausible(values) for signal, values in readings.columns.items()}
         if Signal.POWER in answer:
             # Power is measured for the whole card, which says nothing about one instance.
             answer[Signal.POWER] = np.where(placed.is_instance, np.nan, answer[Signal.POWER])

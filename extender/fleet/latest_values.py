@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, plausible
+from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.devices.readings import GROWING, Column, Signal
 from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Freshness
@@ -390,8 +390,3 @@ class LatestValues:
             origins[rows] = origin
         times[rows] = at
         column[rows] = values
-
-
-def plausible_answer(columns: Mapping[Signal, Column]) -> dict[Signal, Column]:
-    """Return the columns of an answer with NaN for impossible values."""
-    return {signal: plausible(values) for signal, values in columns.items()}

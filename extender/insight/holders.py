@@ -173,7 +173,8 @@ class Holders:
             await asyncio.sleep(0)
         found: list[Holder] = []
         idle: list[float] = []
-        for few in chunks(self._on_all(nodes, seconds), _PIECE_HOLDERS):
+        holders = (holder for node in nodes for holder in self._on(node, seconds))
+        for few in chunks(holders, _PIECE_HOLDERS):
             wanted = [
                 holder
                 for holder in few
@@ -188,10 +189,6 @@ class Holders:
             ranked += map(found.__getitem__, places)
             await asyncio.sleep(0)
         return ranked
-
-    def _on_all(self, nodes: Iterable[str], seconds: float) -> Iterator[Holder]:
-        for node in nodes:
-            yield from self._on(node, seconds)
 
     def of_pod(self, record: PodRecord) -> Holder | None:
         """Return a pod with its devices, None if no source attributes any to it."""

@@ -26,7 +26,7 @@ from extender.core.decision.evaluation import (
     Wants,
     batch_of,
     estimates,
-    evaluate_batch,
+    evaluate_batch_in_steps,
     evaluate_for_in_steps,
     row_with_tenants,
 )
@@ -211,7 +211,7 @@ def _update(
     model_ids = np.split(batch.model_id, ends[:-1])
     wants = Wants.joined(all_inputs, snapshot.models, model_ids)
     others = Others(seen=pool.seen, models=snapshot.models)
-    fresh = evaluate_batch(batch, wants, all_inputs[0].policy, others)
+    fresh = finish(evaluate_batch_in_steps(batch, wants, all_inputs[0].policy, others))
     starts = [0, *ends.tolist()]
     return [
         evaluation.with_rows(rows, fresh.part(slice(start, start + len(rows))))

@@ -272,12 +272,7 @@ class Wants:
         )
 
 
-def evaluate_batch(batch: Batch, wants: Wants, policy: Policy, others: Others) -> Evaluation:
-    """Evaluate a batch without a pause; arguments as in `_evaluate_batch_in_steps`."""
-    return finish(_evaluate_batch_in_steps(batch, wants, policy, others))
-
-
-def _evaluate_batch_in_steps(
+def evaluate_batch_in_steps(
     batch: Batch, wants: Wants, policy: Policy, others: Others
 ) -> Steps[Evaluation]:
     """Evaluate each node of a batch for the pods that request it.
@@ -368,7 +363,7 @@ def evaluate_for_in_steps(
     """
     wants = Wants.of_all(inputs, models, batch)
     others = Others(seen=seen, models=models)
-    return (yield from _evaluate_batch_in_steps(batch, wants, inputs.policy, others))
+    return (yield from evaluate_batch_in_steps(batch, wants, inputs.policy, others))
 
 
 def estimates(policy: Policy) -> Estimates:

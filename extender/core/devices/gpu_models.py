@@ -76,7 +76,8 @@ def is_model(name: str, wanted: str) -> bool:
     words = words - _NOT_SPELLED or words
     without_size = frozenset(word for word in words if not _SIZE_WORD.fullmatch(word)) or words
     return all(
-        words <= of_model or (without_size <= of_model and not _states_size(of_model))
+        words <= of_model
+        or (without_size <= of_model and not any(map(_SIZE_WORD.fullmatch, of_model)))
         for of_model in map(_identity_of, models_in(name))
     )
 
@@ -92,10 +93,6 @@ def _identity_of(model: str) -> frozenset[str]:
     if words >= {"h100", "hbm3"}:
         words |= {"sxm5"}  # the names of the other H100 say PCIe or NVL
     return words | {"sxm"} if any(map(_SOCKET.fullmatch, words)) else words
-
-
-def _states_size(words: frozenset[str]) -> bool:
-    return any(map(_SIZE_WORD.fullmatch, words))
 
 
 def _without_sharing(model: str) -> str:
