@@ -72,18 +72,16 @@ _MEAN_SECONDS: Final = 15.0
 
 _MAX_RATIO: Final = 1.1
 
-_COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        Signal.PCIE_REPLAY_RATE: (Extra.PCIE_REPLAYS,),
-        Signal.NVLINK_REPLAY_RATE: (Extra.NVLINK_REPLAYS,),
-        Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES, *LINK_RECOVERIES),
-        Signal.NVLINK_CRC_RATE: (
-            Extra.NVLINK_CRC_FLITS,
-            Extra.NVLINK_CRC_DATA,
-            *LINK_ERRORS,
-        ),
-    }
-)
+_COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
+    Signal.PCIE_REPLAY_RATE: (Extra.PCIE_REPLAYS,),
+    Signal.NVLINK_REPLAY_RATE: (Extra.NVLINK_REPLAYS,),
+    Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES, *LINK_RECOVERIES),
+    Signal.NVLINK_CRC_RATE: (
+        Extra.NVLINK_CRC_FLITS,
+        Extra.NVLINK_CRC_DATA,
+        *LINK_ERRORS,
+    ),
+}
 """Counters of each rate; of several counters the fastest-growing one counts, as for DCGM.
 
 Totals since the driver was loaded say little about a GPU's present health; their growth does.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import pynvml
@@ -46,19 +45,17 @@ _PROCESS_LISTS: Final = {
 }
 _MIB: Final = float(1 << 20)
 _MOST_BYTES: Final = 1 << 50  # of a process: drivers answer nearly 2**64 for "not available"
-_METRICS: Final[Mapping[int, tuple[str, float]]] = MappingProxyType(
-    {
-        1: (Signal.GRAPHICS_ACTIVE, 0.01),
-        2: (Signal.SM_ACTIVE, 0.01),
-        3: (Extra.SM_OCCUPANCY, 0.01),
-        5: (Signal.TENSOR_ACTIVE, 0.01),
-        10: (Signal.DRAM_ACTIVE, 0.01),
-        20: (Extra.PCIE_SENT, _MIB),
-        21: (Extra.PCIE_RECEIVED, _MIB),
-        60: (Extra.NVLINK_RECEIVED, _MIB),
-        61: (Extra.NVLINK_SENT, _MIB),
-    }
-)
+_METRICS: Final[Mapping[int, tuple[str, float]]] = {
+    1: (Signal.GRAPHICS_ACTIVE, 0.01),
+    2: (Signal.SM_ACTIVE, 0.01),
+    3: (Extra.SM_OCCUPANCY, 0.01),
+    5: (Signal.TENSOR_ACTIVE, 0.01),
+    10: (Signal.DRAM_ACTIVE, 0.01),
+    20: (Extra.PCIE_SENT, _MIB),
+    21: (Extra.PCIE_RECEIVED, _MIB),
+    60: (Extra.NVLINK_RECEIVED, _MIB),
+    61: (Extra.NVLINK_SENT, _MIB),
+}
 """Signal or extra of each GPM metric id, with the factor to its base unit."""
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from ctypes import byref, c_void_p, cast
-from types import MappingProxyType
 from typing import Any, Final
 
 from agent.gpu.backend import (
@@ -17,22 +16,20 @@ from agent.gpu.backend import (
 )
 from extender.core.devices.readings import Signal
 
-_FIELDS: Final[Mapping[int, str]] = MappingProxyType(
-    {
-        4: Signal.ECC_DOUBLE_BIT_VOLATILE,
-        29: Signal.RETIRED_PAGES_SINGLE_BIT,
-        30: Signal.RETIRED_PAGES_DOUBLE_BIT,
-        31: Signal.RETIRED_PAGES_PENDING,
-        # Totals over all links, up to NVLink 4.
-        38: Extra.NVLINK_CRC_FLITS,
-        45: Extra.NVLINK_CRC_DATA,
-        52: Extra.NVLINK_REPLAYS,
-        59: Extra.NVLINK_RECOVERIES,
-        82: Signal.MEMORY_TEMPERATURE,
-        94: Extra.PCIE_REPLAYS,
-        230: Signal.RECOVERY_ACTION,
-    }
-)
+_FIELDS: Final[Mapping[int, str]] = {
+    4: Signal.ECC_DOUBLE_BIT_VOLATILE,
+    29: Signal.RETIRED_PAGES_SINGLE_BIT,
+    30: Signal.RETIRED_PAGES_DOUBLE_BIT,
+    31: Signal.RETIRED_PAGES_PENDING,
+    # Totals over all links, up to NVLink 4.
+    38: Extra.NVLINK_CRC_FLITS,
+    45: Extra.NVLINK_CRC_DATA,
+    52: Extra.NVLINK_REPLAYS,
+    59: Extra.NVLINK_RECOVERIES,
+    82: Signal.MEMORY_TEMPERATURE,
+    94: Extra.PCIE_REPLAYS,
+    230: Signal.RECOVERY_ACTION,
+}
 """Signal or extra of each NVML field id; one call reads all of them, in base units."""
 
 _THRESHOLDS: Final = (
@@ -336,24 +333,22 @@ def _thresholds(nvml: Library, handle: Handle) -> Values:
     return values
 
 
-READS: Final[Mapping[Call, Callable[[Library, Handle], Values]]] = MappingProxyType(
-    {
-        Call.RATES: _rates,
-        Call.MEMORY: _memory,
-        Call.POWER: _thousandths(Signal.POWER, "nvmlDeviceGetPowerUsage"),
-        Call.POWER_LIMIT: _thousandths(Signal.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit"),
-        Call.TEMPERATURE: _temperature,
-        Call.CLOCK_EVENTS: _clock_events,
-        Call.CLOCKS: _clocks,
-        Call.FIELDS: _fields,
-        Call.REMAPPED_ROWS: _remapped_rows,
-        Call.SRAM: _sram,
-        Call.FABRIC: _fabric,
-        Call.NVLINKS: _nvlinks,
-        Call.NVLINK_ERRORS: _nvlink_errors,
-        Call.CODECS: _codecs,
-        Call.ENERGY: _thousandths(Extra.ENERGY, "nvmlDeviceGetTotalEnergyConsumption"),
-        Call.THRESHOLDS: _thresholds,
-    }
-)
+READS: Final[Mapping[Call, Callable[[Library, Handle], Values]]] = {
+    Call.RATES: _rates,
+    Call.MEMORY: _memory,
+    Call.POWER: _thousandths(Signal.POWER, "nvmlDeviceGetPowerUsage"),
+    Call.POWER_LIMIT: _thousandths(Signal.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit"),
+    Call.TEMPERATURE: _temperature,
+    Call.CLOCK_EVENTS: _clock_events,
+    Call.CLOCKS: _clocks,
+    Call.FIELDS: _fields,
+    Call.REMAPPED_ROWS: _remapped_rows,
+    Call.SRAM: _sram,
+    Call.FABRIC: _fabric,
+    Call.NVLINKS: _nvlinks,
+    Call.NVLINK_ERRORS: _nvlink_errors,
+    Call.CODECS: _codecs,
+    Call.ENERGY: _thousandths(Extra.ENERGY, "nvmlDeviceGetTotalEnergyConsumption"),
+    Call.THRESHOLDS: _thresholds,
+}
 """Function of each call; GPM is missing because it needs two samples."""

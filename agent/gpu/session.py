@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 from agent.gpu.backend import (
@@ -41,35 +40,32 @@ _RESET: Final = (
     "nvidia-smi --gpu-reset"
 )
 
-_CAUSES: Final[Mapping[Code, str]] = MappingProxyType(
-    {
-        Code.Uninitialized: "NVML lost its connection to the driver: the agent starts it again",
-        Code.NoPermission: "the container may not open the GPU: give it the devices "
-        "(NVIDIA_VISIBLE_DEVICES=all), and for MIG run it privileged; if it had access before, "
-        f"{_RESTART}",
-        Code.DriverNotLoaded: "the NVIDIA kernel module is not loaded: load it (modprobe nvidia), "
-        "or wait for the GPU operator to load it",
-        Code.LibraryNotFound: "the NVIDIA driver library (libnvidia-ml.so.1) is missing: install "
-        "the driver; in a container use runtimeClassName: nvidia with NVIDIA_VISIBLE_DEVICES=all "
-        "and NVIDIA_DRIVER_CAPABILITIES=utility",
-        Code.FunctionNotFound: "the driver is too old for this call: upgrade it",
-        Code.CorruptedInforom: f"the GPU's infoROM is damaged: {_RESET}; if it stays, "
-        "replace the card",
-        Code.GpuIsLost: "the GPU has fallen off the bus: drain the node and restart the machine",
-        Code.ResetRequired: f"the GPU must be reset: {_RESET}",
-        Code.OperatingSystem: "the operating system refuses access to the GPU, as after `systemctl "
-        f"daemon-reload` on the host, which takes the devices from containers: {_RESTART}",
-        Code.LibRmVersionMismatch: "the driver was upgraded under this process, and its library "
-        f"does not fit the new kernel module: {_RESTART}",
-        Code.InUse: "another program uses the GPU exclusively (profiling, or a change of its MIG "
-        "layout): wait until that program ends",
-        Code.GpuNotFound: "the driver does not list the GPU any more: see dmesg for XID errors",
-        Code.Timeout: "the GPU did not answer in time: see dmesg for XID errors",
-        Code.NotReady: "the driver is still starting",
-        Code.Unknown: "the driver gives no cause; if it persists, the container has lost its "
-        f"devices: {_RESTART}",
-    }
-)
+_CAUSES: Final[Mapping[Code, str]] = {
+    Code.Uninitialized: "NVML lost its connection to the driver: the agent starts it again",
+    Code.NoPermission: "the container may not open the GPU: give it the devices "
+    "(NVIDIA_VISIBLE_DEVICES=all), and for MIG run it privileged; if it had access before, "
+    f"{_RESTART}",
+    Code.DriverNotLoaded: "the NVIDIA kernel module is not loaded: load it (modprobe nvidia), "
+    "or wait for the GPU operator to load it",
+    Code.LibraryNotFound: "the NVIDIA driver library (libnvidia-ml.so.1) is missing: install "
+    "the driver; in a container use runtimeClassName: nvidia with NVIDIA_VISIBLE_DEVICES=all "
+    "and NVIDIA_DRIVER_CAPABILITIES=utility",
+    Code.FunctionNotFound: "the driver is too old for this call: upgrade it",
+    Code.CorruptedInforom: f"the GPU's infoROM is damaged: {_RESET}; if it stays, replace the card",
+    Code.GpuIsLost: "the GPU has fallen off the bus: drain the node and restart the machine",
+    Code.ResetRequired: f"the GPU must be reset: {_RESET}",
+    Code.OperatingSystem: "the operating system refuses access to the GPU, as after `systemctl "
+    f"daemon-reload` on the host, which takes the devices from containers: {_RESTART}",
+    Code.LibRmVersionMismatch: "the driver was upgraded under this process, and its library "
+    f"does not fit the new kernel module: {_RESTART}",
+    Code.InUse: "another program uses the GPU exclusively (profiling, or a change of its MIG "
+    "layout): wait until that program ends",
+    Code.GpuNotFound: "the driver does not list the GPU any more: see dmesg for XID errors",
+    Code.Timeout: "the GPU did not answer in time: see dmesg for XID errors",
+    Code.NotReady: "the driver is still starting",
+    Code.Unknown: "the driver gives no cause; if it persists, the container has lost its "
+    f"devices: {_RESTART}",
+}
 
 _NEEDS_RESTART: Final = frozenset(
     {Code.LibRmVersionMismatch, Code.Unknown, Code.OperatingSystem, Code.NoPermission}

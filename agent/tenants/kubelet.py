@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -37,19 +36,15 @@ _DEFAULT_DEADLINE_SECONDS: Final = 2.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
 """Limit of an answer: a node with 250 pods answers about 50 KiB, so a larger answer is a fault."""
 
-_REMEDIES: Final = MappingProxyType(
-    {
-        FileNotFoundError: "is the kubelet's directory /var/lib/kubelet/pod-resources mounted?",
-        ConnectionRefusedError: "the kubelet that created it has stopped: is it restarting?",
-        PermissionError: "the agent must run as root to open it",
-    }
-)
-_STATUS_REMEDIES: Final = MappingProxyType(
-    {
-        Status.UNIMPLEMENTED: "this kubelet does not support the call",
-        Status.RESOURCE_EXHAUSTED: "the kubelet limits calls to 100 a second",
-    }
-)
+_REMEDIES: Final = {
+    FileNotFoundError: "is the kubelet's directory /var/lib/kubelet/pod-resources mounted?",
+    ConnectionRefusedError: "the kubelet that created it has stopped: is it restarting?",
+    PermissionError: "the agent must run as root to open it",
+}
+_STATUS_REMEDIES: Final = {
+    Status.UNIMPLEMENTED: "this kubelet does not support the call",
+    Status.RESOURCE_EXHAUSTED: "the kubelet limits calls to 100 a second",
+}
 
 _Answer = TypeVar("_Answer", bound=Message)
 

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from types import MappingProxyType
 from typing import Any, Final
 
 from extender.core.decision.decision import Decision, decide
@@ -30,21 +29,19 @@ from extender.placement.request_log import FILTER, PRIORITIZE
 from extender.settings.config import load_settings
 from extender.settings.loading import ConfigError
 
-_REPLAYABLE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "strategy": ("strategy",),
-        "thresholds.utilization": ("thresholds", "utilization"),
-        "thresholds.memory": ("thresholds", "memory"),
-        "weights.utilization": ("weights", "utilization"),
-        "weights.memory": ("weights", "memory"),
-        "weights.sharing": ("weights", "sharing"),
-        "weights.bursts": ("weights", "bursts"),
-        "weights.stress": ("weights", "stress"),
-        "load_filter.enabled": ("load_filter", "is_enabled"),
-        "assumed.utilization": ("assumed", "utilization"),
-        "mps_share": ("mps_share_bytes",),
-    }
-)
+_REPLAYABLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "strategy": ("strategy",),
+    "thresholds.utilization": ("thresholds", "utilization"),
+    "thresholds.memory": ("thresholds", "memory"),
+    "weights.utilization": ("weights", "utilization"),
+    "weights.memory": ("weights", "memory"),
+    "weights.sharing": ("weights", "sharing"),
+    "weights.bursts": ("weights", "bursts"),
+    "weights.stress": ("weights", "stress"),
+    "load_filter.enabled": ("load_filter", "is_enabled"),
+    "assumed.utilization": ("assumed", "utilization"),
+    "mps_share": ("mps_share_bytes",),
+}
 """Attribute path in `Policy` by setting. All other settings affect the estimates that are computed
 from readings before a decision; the log has these estimates, not the readings."""
 

@@ -9,7 +9,6 @@ from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlencode
 
@@ -232,14 +231,12 @@ def _lost_nodes(body: bytes | None) -> dict[str, _LostNode]:
 
 _FOLDER: Final = Path(__file__).parent / "static"
 
-_TYPES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        ".html": "text/html; charset=utf-8",
-        ".css": "text/css; charset=utf-8",
-        ".js": "text/javascript; charset=utf-8",
-        ".svg": "image/svg+xml",
-    }
-)
+_TYPES: Final[Mapping[str, str]] = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -248,16 +245,14 @@ _POLICY: Final = (
 )
 """No inline scripts or styles, no other origins, and no text that becomes markup."""
 
-_SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Content-Security-Policy": _POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-        hdrs.CACHE_CONTROL: "no-cache",  # the browser revalidates each file by its ETag
-    }
-)
+_SAFE_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    hdrs.CACHE_CONTROL: "no-cache",  # the browser revalidates each file by its ETag
+}
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

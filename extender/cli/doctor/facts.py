@@ -6,7 +6,6 @@ A malformed field counts as absent.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Final
 
 from extender.core.untyped import items_of, mapping_of, number_of, objects_of, text_of
@@ -14,28 +13,26 @@ from extender.core.untyped import items_of, mapping_of, number_of, objects_of, t
 Object = Mapping[str, object]
 """A Kubernetes object or another document, as decoded JSON."""
 
-_LABELS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "nodes": "nodes",
-        "pods": "pods",
-        "daemon_sets": "DaemonSets",
-        "claims": "ResourceClaims",
-        "config_maps": "ConfigMaps",
-        "services": "Services of the extender's namespace",
-        "version": "GET /version of the API server",
-        "schedulers": "a KubeSchedulerConfiguration",
-        "plugin_configs": "the device plugin's configuration",
-        "settings": "the extender's settings file",
-        "bypassed": "GET /v1/bypassed of the extender",
-        "degraded": "GET /readyz of the extender",
-        "devices": "GET /v1/gpus of the extender",
-        "sources": "GET /v1/nodes of the extender",
-        "metrics": "GET /metrics of the extender",
-        "exporter": "metrics of a dcgm-exporter",
-        "certificates": "certificates",
-        "rights": "the rights of the extender's account",
-    }
-)
+_LABELS: Final[Mapping[str, str]] = {
+    "nodes": "nodes",
+    "pods": "pods",
+    "daemon_sets": "DaemonSets",
+    "claims": "ResourceClaims",
+    "config_maps": "ConfigMaps",
+    "services": "Services of the extender's namespace",
+    "version": "GET /version of the API server",
+    "schedulers": "a KubeSchedulerConfiguration",
+    "plugin_configs": "the device plugin's configuration",
+    "settings": "the extender's settings file",
+    "bypassed": "GET /v1/bypassed of the extender",
+    "degraded": "GET /readyz of the extender",
+    "devices": "GET /v1/gpus of the extender",
+    "sources": "GET /v1/nodes of the extender",
+    "metrics": "GET /metrics of the extender",
+    "exporter": "metrics of a dcgm-exporter",
+    "certificates": "certificates",
+    "rights": "the rights of the extender's account",
+}
 """Description of each fact in messages."""
 
 

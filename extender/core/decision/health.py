@@ -7,7 +7,6 @@ device's score and never excludes it.
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -49,108 +48,100 @@ class Sign(IntEnum):
     ROWS_REMAPPED_LATELY = 23  # how many
 
 
-_WORDS: Mapping[Sign, str] = MappingProxyType(
-    {
-        Sign.NONE: "",
-        Sign.SIBLING: "another GPU of its node",
-        Sign.XID: "XID {value}",
-        Sign.ROW_REMAP_FAILURE: "row remapping failed (RMA)",
-        Sign.ROW_REMAP_PENDING: "a remapped row waits for a reset",
-        Sign.REMAPPED_ROWS: "{value} uncorrectable remapped rows",
-        Sign.DOUBLE_BIT_ERRORS: "{value} double-bit memory errors since the last reset",
-        Sign.RETIRED_PAGES: "{value} retired memory pages",
-        Sign.RETIRED_PAGES_PENDING: "a memory page waits to be retired",
-        Sign.RECOVERY_ACTION: "recovery action: {value}",
-        Sign.FABRIC_MANAGER: "fabric manager {value}",
-        Sign.DCGM_HEALTH: "DCGM health: {value}",
-        Sign.MISSING: "missing among its siblings",
-        Sign.NOT_OFFERED: "the kubelet offers fewer GPUs than its node has",
-        Sign.SRAM_ERRORS: "uncorrectable SRAM errors beyond their threshold",
-        Sign.FABRIC_HEALTH: "NVLink fabric {value}",
-        Sign.NVLINKS_DOWN: "{value} NVLinks that have gone down",
-        Sign.INFOROM_CORRUPTED: "a damaged infoROM",
-        Sign.SHUTDOWN_TEMPERATURE: "{value} °C, at which it switches itself off",
-        Sign.PCIE_REPLAYS: "{value} PCIe packets a minute sent again",
-        Sign.NVLINK_REPLAYS: "{value} NVLink packets a minute sent again",
-        Sign.NVLINK_RECOVERIES: "NVLinks that had to recover in the last minutes",
-        Sign.NVLINK_CRC_ERRORS: "{value} NVLink errors a second",
-        Sign.ROWS_REMAPPED_LATELY: "memory rows remapped within a day: {value}",
-    }
-)
+_WORDS: Mapping[Sign, str] = {
+    Sign.NONE: "",
+    Sign.SIBLING: "another GPU of its node",
+    Sign.XID: "XID {value}",
+    Sign.ROW_REMAP_FAILURE: "row remapping failed (RMA)",
+    Sign.ROW_REMAP_PENDING: "a remapped row waits for a reset",
+    Sign.REMAPPED_ROWS: "{value} uncorrectable remapped rows",
+    Sign.DOUBLE_BIT_ERRORS: "{value} double-bit memory errors since the last reset",
+    Sign.RETIRED_PAGES: "{value} retired memory pages",
+    Sign.RETIRED_PAGES_PENDING: "a memory page waits to be retired",
+    Sign.RECOVERY_ACTION: "recovery action: {value}",
+    Sign.FABRIC_MANAGER: "fabric manager {value}",
+    Sign.DCGM_HEALTH: "DCGM health: {value}",
+    Sign.MISSING: "missing among its siblings",
+    Sign.NOT_OFFERED: "the kubelet offers fewer GPUs than its node has",
+    Sign.SRAM_ERRORS: "uncorrectable SRAM errors beyond their threshold",
+    Sign.FABRIC_HEALTH: "NVLink fabric {value}",
+    Sign.NVLINKS_DOWN: "{value} NVLinks that have gone down",
+    Sign.INFOROM_CORRUPTED: "a damaged infoROM",
+    Sign.SHUTDOWN_TEMPERATURE: "{value} °C, at which it switches itself off",
+    Sign.PCIE_REPLAYS: "{value} PCIe packets a minute sent again",
+    Sign.NVLINK_REPLAYS: "{value} NVLink packets a minute sent again",
+    Sign.NVLINK_RECOVERIES: "NVLinks that had to recover in the last minutes",
+    Sign.NVLINK_CRC_ERRORS: "{value} NVLink errors a second",
+    Sign.ROWS_REMAPPED_LATELY: "memory rows remapped within a day: {value}",
+}
 
-_XIDS: Mapping[int, str] = MappingProxyType(
-    {
-        46: "GPU stopped processing",
-        48: "double-bit memory error",
-        54: "auxiliary power is not connected",
-        62: "internal micro-controller halted",
-        63: "row remapping recorded",
-        64: "row remapping could not be recorded",
-        74: "NVLink error",
-        79: "fallen off the bus",
-        92: "many single-bit memory errors",
-        94: "contained memory error",
-        95: "uncontained memory error",
-        109: "context switch timed out",
-        119: "GSP timed out",
-        120: "GSP error",
-        140: "unrecovered memory error",
-        **dict.fromkeys(range(144, 151), "NVLink error"),
-        154: "recovery action changed",
-        167: "PCIe fatal timeout",
-        168: "reduced memory capacity",
-    }
-)
+_XIDS: Mapping[int, str] = {
+    46: "GPU stopped processing",
+    48: "double-bit memory error",
+    54: "auxiliary power is not connected",
+    62: "internal micro-controller halted",
+    63: "row remapping recorded",
+    64: "row remapping could not be recorded",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    92: "many single-bit memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    109: "context switch timed out",
+    119: "GSP timed out",
+    120: "GSP error",
+    140: "unrecovered memory error",
+    **dict.fromkeys(range(144, 151), "NVLink error"),
+    154: "recovery action changed",
+    167: "PCIe fatal timeout",
+    168: "reduced memory capacity",
+}
 
-_NAMES: Mapping[Sign, Mapping[int, str]] = MappingProxyType(
-    {
-        Sign.XID: {xid: f"{xid}: {words}" for xid, words in _XIDS.items()},
-        Sign.RECOVERY_ACTION: {
-            1: "reset",
-            2: "reboot",
-            3: "drain P2P",
-            4: "drain and reset",
-            5: "recover IMEX",
-            6: "bus reset",
-            7: "system reboot",
-        },
-        Sign.FABRIC_MANAGER: {
-            1: "not started",
-            2: "still starting",
-            4: "failed",
-            5: "in an unknown state",
-            6: "not supported by the driver",
-        },
-        Sign.DCGM_HEALTH: {10: "warning", 20: "failure"},
-        Sign.FABRIC_HEALTH: {2: "unhealthy", 3: "of limited capacity"},
-    }
-)
+_NAMES: Mapping[Sign, Mapping[int, str]] = {
+    Sign.XID: {xid: f"{xid}: {words}" for xid, words in _XIDS.items()},
+    Sign.RECOVERY_ACTION: {
+        1: "reset",
+        2: "reboot",
+        3: "drain P2P",
+        4: "drain and reset",
+        5: "recover IMEX",
+        6: "bus reset",
+        7: "system reboot",
+    },
+    Sign.FABRIC_MANAGER: {
+        1: "not started",
+        2: "still starting",
+        4: "failed",
+        5: "in an unknown state",
+        6: "not supported by the driver",
+    },
+    Sign.DCGM_HEALTH: {10: "warning", 20: "failure"},
+    Sign.FABRIC_HEALTH: {2: "unhealthy", 3: "of limited capacity"},
+}
 
 
-_SIGNALS: Mapping[Sign, tuple[Signal, ...]] = MappingProxyType(
-    {
-        Sign.XID: (Signal.XID,),
-        Sign.ROW_REMAP_FAILURE: (Signal.ROW_REMAP_FAILURE,),
-        Sign.ROW_REMAP_PENDING: (Signal.ROW_REMAP_PENDING,),
-        Sign.REMAPPED_ROWS: (Signal.UNCORRECTABLE_REMAPPED_ROWS,),
-        Sign.DOUBLE_BIT_ERRORS: (Signal.ECC_DOUBLE_BIT_VOLATILE,),
-        Sign.RETIRED_PAGES: (Signal.RETIRED_PAGES_SINGLE_BIT, Signal.RETIRED_PAGES_DOUBLE_BIT),
-        Sign.RETIRED_PAGES_PENDING: (Signal.RETIRED_PAGES_PENDING,),
-        Sign.RECOVERY_ACTION: (Signal.RECOVERY_ACTION,),
-        Sign.FABRIC_MANAGER: (Signal.FABRIC_MANAGER_STATUS,),
-        Sign.DCGM_HEALTH: (Signal.HEALTH_STATUS,),
-        Sign.SRAM_ERRORS: (Signal.SRAM_THRESHOLD_EXCEEDED,),
-        Sign.FABRIC_HEALTH: (Signal.FABRIC_HEALTH,),
-        Sign.NVLINKS_DOWN: (Signal.NVLINKS_DOWN,),
-        Sign.INFOROM_CORRUPTED: (Signal.INFOROM_CORRUPTED,),
-        Sign.SHUTDOWN_TEMPERATURE: (Signal.TEMPERATURE,),
-        Sign.PCIE_REPLAYS: (Signal.PCIE_REPLAY_RATE,),
-        Sign.NVLINK_REPLAYS: (Signal.NVLINK_REPLAY_RATE,),
-        Sign.NVLINK_RECOVERIES: (Signal.NVLINK_RECOVERY_RATE,),
-        Sign.NVLINK_CRC_ERRORS: (Signal.NVLINK_CRC_RATE,),
-        Sign.ROWS_REMAPPED_LATELY: (Signal.ROWS_REMAPPED_LATELY,),
-    }
-)
+_SIGNALS: Mapping[Sign, tuple[Signal, ...]] = {
+    Sign.XID: (Signal.XID,),
+    Sign.ROW_REMAP_FAILURE: (Signal.ROW_REMAP_FAILURE,),
+    Sign.ROW_REMAP_PENDING: (Signal.ROW_REMAP_PENDING,),
+    Sign.REMAPPED_ROWS: (Signal.UNCORRECTABLE_REMAPPED_ROWS,),
+    Sign.DOUBLE_BIT_ERRORS: (Signal.ECC_DOUBLE_BIT_VOLATILE,),
+    Sign.RETIRED_PAGES: (Signal.RETIRED_PAGES_SINGLE_BIT, Signal.RETIRED_PAGES_DOUBLE_BIT),
+    Sign.RETIRED_PAGES_PENDING: (Signal.RETIRED_PAGES_PENDING,),
+    Sign.RECOVERY_ACTION: (Signal.RECOVERY_ACTION,),
+    Sign.FABRIC_MANAGER: (Signal.FABRIC_MANAGER_STATUS,),
+    Sign.DCGM_HEALTH: (Signal.HEALTH_STATUS,),
+    Sign.SRAM_ERRORS: (Signal.SRAM_THRESHOLD_EXCEEDED,),
+    Sign.FABRIC_HEALTH: (Signal.FABRIC_HEALTH,),
+    Sign.NVLINKS_DOWN: (Signal.NVLINKS_DOWN,),
+    Sign.INFOROM_CORRUPTED: (Signal.INFOROM_CORRUPTED,),
+    Sign.SHUTDOWN_TEMPERATURE: (Signal.TEMPERATURE,),
+    Sign.PCIE_REPLAYS: (Signal.PCIE_REPLAY_RATE,),
+    Sign.NVLINK_REPLAYS: (Signal.NVLINK_REPLAY_RATE,),
+    Sign.NVLINK_RECOVERIES: (Signal.NVLINK_RECOVERY_RATE,),
+    Sign.NVLINK_CRC_ERRORS: (Signal.NVLINK_CRC_RATE,),
+    Sign.ROWS_REMAPPED_LATELY: (Signal.ROWS_REMAPPED_LATELY,),
+}
 
 
 def _encode(sign: Sign, values: Ratios | float = 0.0) -> Rows:
@@ -494,15 +485,13 @@ _SW_THERMAL: Final = 0x20
 HARD_SLOWDOWN: Final = 0x8 | 0x40 | 0x80
 """Bits of NVML's clock event reasons for hardware slowdown."""
 
-SLOWDOWN_WORDS: Final[Mapping[int, str]] = MappingProxyType(
-    {
-        0x04: "software power cap",
-        0x08: "hardware slowdown",
-        0x20: "software thermal slowdown",
-        0x40: "hardware thermal slowdown",
-        0x80: "hardware power brake",
-    }
-)
+SLOWDOWN_WORDS: Final[Mapping[int, str]] = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
 """Bits of NVML's clock event reasons that slow a card down. The software power cap causes no
 stress: cards reach it under normal load."""
 

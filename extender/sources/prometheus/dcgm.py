@@ -7,7 +7,6 @@ and changed eleven units. The user can override, add and remove rows.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -15,58 +14,56 @@ import numpy as np
 from extender.core.devices.readings import GROWING, LARGEST_XID, Column, Signal
 from extender.core.quantity import MIB
 
-_LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
-    {
-        Signal.PCIE_REPLAY_RATE: (
-            "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
-            "DCGM_FI_DEV_PCIE_REPLAY_TOTAL",
-            "dcgm_pcie_replay_counter",
-        ),
-        Signal.NVLINK_REPLAY_RATE: (
-            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL",
-            "dcgm_nvlink_replay_error_count_total",
-        ),
-        Signal.NVLINK_RECOVERY_RATE: (
-            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_TOTAL",
-            "dcgm_nvlink_recovery_error_count_total",
-            # NVLink 5 and later: names up to 4.8, then names since 4.9.
-            "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
-            "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
-            "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
-            "DCGM_FI_DEV_NVLINK_RECOVERY_EVENT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RECOVERY_SUCCESSFUL_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RECOVERY_FAILED_TOTAL",
-        ),
-        Signal.NVLINK_CRC_RATE: (
-            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL",
-            "dcgm_nvlink_flit_crc_error_count_total",
-            "dcgm_nvlink_data_crc_error_count_total",
-            # As above. DCGM reports a GPU as unhealthy when one of these counters grows.
-            "DCGM_FI_DEV_NVLINK_COUNT_RX_MALFORMED_PACKET_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_RX_BUFFER_OVERRUN_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_RX_REMOTE_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_RX_GENERAL_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_TX_DISCARDS",
-            "DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
-            "DCGM_FI_DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS",
-            "DCGM_FI_DEV_NVLINK_RX_PACKET_MALFORMED_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RX_PACKET_DROPPED_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RX_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RX_REMOTE_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RX_GENERAL_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_INTEGRITY_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_EFFECTIVE_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RX_SYMBOL_ERROR_TOTAL",
-        ),
-    }
-)
+_LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = {
+    Signal.PCIE_REPLAY_RATE: (
+        "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+        "DCGM_FI_DEV_PCIE_REPLAY_TOTAL",
+        "dcgm_pcie_replay_counter",
+    ),
+    Signal.NVLINK_REPLAY_RATE: (
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL",
+        "dcgm_nvlink_replay_error_count_total",
+    ),
+    Signal.NVLINK_RECOVERY_RATE: (
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_TOTAL",
+        "dcgm_nvlink_recovery_error_count_total",
+        # NVLink 5 and later: names up to 4.8, then names since 4.9.
+        "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+        "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
+        "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_EVENT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_SUCCESSFUL_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_FAILED_TOTAL",
+    ),
+    Signal.NVLINK_CRC_RATE: (
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL",
+        "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL",
+        "dcgm_nvlink_flit_crc_error_count_total",
+        "dcgm_nvlink_data_crc_error_count_total",
+        # As above. DCGM reports a GPU as unhealthy when one of these counters grows.
+        "DCGM_FI_DEV_NVLINK_COUNT_RX_MALFORMED_PACKET_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_RX_BUFFER_OVERRUN_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_RX_REMOTE_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_RX_GENERAL_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_TX_DISCARDS",
+        "DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
+        "DCGM_FI_DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS",
+        "DCGM_FI_DEV_NVLINK_RX_PACKET_MALFORMED_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RX_PACKET_DROPPED_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RX_ERROR_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RX_REMOTE_ERROR_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RX_GENERAL_ERROR_TOTAL",
+        "DCGM_FI_DEV_NVLINK_INTEGRITY_ERROR_TOTAL",
+        "DCGM_FI_DEV_NVLINK_EFFECTIVE_ERROR_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RX_SYMBOL_ERROR_TOTAL",
+    ),
+}
 """Counters of PCIe and NVLink errors by signal; the signal is the rate of the fastest one."""
 
 
