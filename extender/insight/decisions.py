@@ -86,19 +86,6 @@ class _RemoteDecision:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Replies:
-    """Decisions of the other replicas.
-
-    Attributes:
-        decisions: decisions of all other replicas, newest first for each.
-        unreachable: addresses of replicas that did not answer or sent a malformed answer.
-    """
-
-    decisions: Sequence[_RemoteDecision]
-    unreachable: Sequence[str]
-
-
 class DecisionRoutes:
     """Routes under /v1/decisions, for clients and for other replicas.
 
@@ -128,12 +115,12 @@ class DecisionRoutes:
         parameters = (
             {"limit": str(limit)} if pod is None else {"limit": str(_MOST_DECISIONS), "pod": pod}
         )
-        replies = await self._fetch(parameters)
+        decisions, unreachable = await self._fetch(parameters)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
-        far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
+        far = [it for it in decisions if pod is None or sees(_namespace(it.view))]
         both: list[DecisionRecord | _RemoteDecision] = [*near, *far]
         newest = sorted(both, key=lambda it: -it.at)[:limit]
-        answer = Decisions(decisions=[], unreachable=list(replies.unreachable))
+        answer = Decisions(decisions=[], unreachable=unreachable)
         return await stream_answer(request, answer, "decisions", self._pieces(newest, brief=brief))
 
     async def _pieces(
@@ -165,11 +152,11 @@ class DecisionRoutes:
         wanted = request.match_info["id"]
         own = [record for record in self._history if self._is(record, wanted)]
         near = [await self._view(record, brief=False) for record in own]
-        replies = _Replies(decisions=(), unreachable=())
+        decisions, unreachable = list[_RemoteDecision](), list[str]()
         if not self._replicas.is_ours(wanted):
-            replies = await self._fetch({"id": wanted})
-        found = [*near, *(veiled(it.view) for it in replies.decisions)]
-        rest: Json = {"unreachable": replies.unreachable} if replies.unreachable else {}
+            decisions, unreachable = await self._fetch({"id": wanted})
+        found = [*near, *(veiled(it.view) for it in decisions)]
+        rest: Json = {"unreachable": unreachable} if unreachable else {}
         if len(found) == 1:
             return await document_answer(request, found[0] | rest)
         if found:
@@ -239,12 +226,17 @@ class DecisionRoutes:
         view = await run_in_steps(decision_in_steps(record, brief=brief))
         return named(self._replicas, record) | view
 
-    async def _fetch(self, query: Mapping[str, str]) -> _Replies:
-        """Query the other replicas, and review the caller's rights for the answers' namespaces."""
-        replies = await query_replicas(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
-        decisions = [it for address, answer in replies.answers for it in _far(address, answer)]
+    async def _fetch(self, query: Mapping[str, str]) -> tuple[list[_RemoteDecision], list[str]]:
+        """Query the other replicas, and review the caller's rights for the answers' namespaces.
+
+        Returns:
+            Decisions, newest first for each replica, and the addresses without an answer.
+        """
+        path = f"{PEERS_PATH}?{urlencode(query)}"
+        answers, unreachable = await query_replicas(self._replicas, path, FORM)
+        decisions = [it for address, answer in answers for it in _far(address, answer)]
         await VIEWER.get().learn({_namespace(it.view) for it in decisions})
-        return _Replies(decisions=decisions, unreachable=replies.unreachable)
+        return decisions, unreachable
 
 
 def named(replicas: Replicas, record: DecisionRecord) -> Json:

@@ -156,15 +156,15 @@ class LastDecisions:
         """
         query = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
         path = f"{_PEERS_PATH}?{urlencode(query)}" if query else _PEERS_PATH
-        replies = await query_replicas(self._replicas, path, _FORM)
+        answers, unreachable = await query_replicas(self._replicas, path, _FORM)
         last: dict[str, _Last] = {}
-        for _, answer in replies.answers:
+        for _, answer in answers:
             for pod, one in answer.last.items():
                 known = last.get(pod)
                 if known is None or one.at > known.at:
                     last[pod] = one
             await asyncio.sleep(0)
-        return LastReported(last=last, unreachable=replies.unreachable)
+        return LastReported(last=last, unreachable=unreachable)
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which redacts the answer for its caller.

@@ -153,8 +153,8 @@ class RegretTable:
         namespace = request.query.get("namespace")
         limit = read_number(request.query, routes.REGRET, "limit")
         watching = self._watch()
-        replies = await query_replicas(self._replicas, _PEERS_PATH, _FORM)
-        answers = [each for _, each in replies.answers]
+        replies, unreachable = await query_replicas(self._replicas, _PEERS_PATH, _FORM)
+        answers = [each for _, each in replies]
         own = _outcomes_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in answers)))
         await VIEWER.get().learn({one.pod.namespace for one in known})
@@ -175,7 +175,7 @@ class RegretTable:
                 total=len(shown),
                 **means,
                 placements=[_view(one) for one in shown[:limit]],
-                unreachable=list(replies.unreachable),
+                unreachable=unreachable,
             )
         )
 

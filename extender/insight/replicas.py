@@ -1,7 +1,7 @@
 """This replica's identity, and the interface to the other replicas."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -129,23 +129,15 @@ class AnswerFormat(Generic[_Answer]):
         return answer if answer.version == self.version else None
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplicaAnswers(Generic[_Answer]):
-    """Answers of the other replicas.
-
-    Attributes:
-        answers: address and answer of each replica.
-        unreachable: addresses of replicas that did not answer or sent a malformed answer.
-    """
-
-    answers: Sequence[tuple[str, _Answer]]
-    unreachable: Sequence[str]
-
-
 async def query_replicas(
     replicas: Replicas, path: str, form: AnswerFormat[_Answer]
-) -> _ReplicaAnswers[_Answer]:
-    """Query all other replicas at a path; return their decoded answers."""
+) -> tuple[list[tuple[str, _Answer]], list[str]]:
+    """Query all other replicas at a path.
+
+    Returns:
+        Address and answer of each replica, and the addresses without an answer or with a malformed
+        one.
+    """
     answers: list[tuple[str, _Answer]] = []
     unreachable: list[str] = []
     names = {replicas.name}  # a replica may have several addresses, and this one is among them
@@ -157,4 +149,4 @@ async def query_replicas(
             names.add(answer.replica)
             answers.append((address, answer))
         await asyncio.sleep(0)
-    return _ReplicaAnswers(answers=answers, unreachable=unreachable)
+    return answers, unreachable

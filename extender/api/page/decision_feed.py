@@ -115,10 +115,10 @@ class FarFeed:
         is_first, self._is_begun = not self._is_begun, True
         limit = _FIRST if is_first else _MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
-        replies = await query_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
+        answers, _ = await query_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []
         passed_over = 0
-        for _, answer in replies.answers:
+        for _, answer in answers:
             before = self._last.setdefault(answer.replica, f"{answer.replica}-0")
             self._last.move_to_end(answer.replica)
             if not answer.decisions:
