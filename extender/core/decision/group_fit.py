@@ -105,12 +105,10 @@ class GroupNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Domain:
-    """A domain with room for the rest of a group.
+    """A domain with room for the rest of a group, as `answers.decisions.Domain` describes it.
 
     Attributes:
         label: the topology label, `node` for a node itself.
-        name: name of the domain.
-        pods: number of these pods for which it has room.
     """
 
     label: str
@@ -120,16 +118,10 @@ class _Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupFit:
-    """Nearness of the candidates to a pod's group.
+    """Nearness of the candidates to a pod's group, as `answers.decisions.Group` describes it.
 
     Attributes:
-        name: kind and name of the group.
         size: number of its pods, as far as known.
-        placed: number of its other pods by node.
-        rest: number of its pods that are not placed, including this one.
-        fitting: nearest domains with room for these, the most room first; () if none has.
-        too_few: number of the group's pods that the cluster's devices, held or free, suffice for;
-            None if they suffice for all.
         ranks: rank of each candidate, 0 for the nearest.
         units: by rank, units of score for the nearness.
         words: by rank, the nearness in words.

@@ -51,13 +51,7 @@ from extender.core.steps import finish
 
 @dataclass(frozen=True, slots=True)
 class ReportedSignal:
-    """Source and age of a value.
-
-    Attributes:
-        source: the source's name.
-        age_seconds: age of the measurement at the decision.
-        signal: name of the signal that counted among several; "" if there is only one.
-    """
+    """Source and age of a value, as `SourceAnswer` describes them."""
 
     source: str
     age_seconds: float
@@ -66,31 +60,11 @@ class ReportedSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceVerdict:
-    """Verdict on one device for a pod.
+    """Verdict on one device for a pod, as `DeviceAnswer` describes it; None if unknown.
 
     Attributes:
-        can_land: the kubelet could allocate it to the pod.
-        utilization_ratio: utilization used for the decision, None if unknown.
-        memory_used_ratio: ratio of memory in use, None if unknown.
-        free_bytes: memory available to the pod, None if unknown.
         freshness: freshness of the activity, from 1 fresh to 0 missing.
-        assumed: tenants that the readings do not show yet.
-        used: replicas in use.
-        memory_total_bytes: total memory, None if unknown.
-        memory_free_bytes: measured free memory, None if unknown.
-        declared_bytes: memory that tenants of a shared device declared, in use or not.
-        others_bytes: memory last seen in use by foreign processes and pods that declared none.
-        index: the source's index of the card on its node, None if not reported.
-        uuid: UUID of the card, "" if no source shows it.
-        gpu_instance_id: "" for a whole card.
         source: source of its activity, "" if not measured.
-        age_seconds: age of its activity, None if not measured.
-        health: sign of ill health and its consequence, "" if healthy.
-        temperature_celsius: None if unknown.
-        memory_temperature_celsius: None if unknown.
-        throttling: reason for reduced clocks, "" if not throttled, None if unknown.
-        signals: sources by kind of value: "utilization" (with the highest signal), "memory",
-            "temperature", "throttling", and "health" if a reading shows ill health.
     """
 
     can_land: bool
@@ -119,14 +93,10 @@ class DeviceVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeScore:
-    """Score of one node for a pod, and its parts.
+    """Score of one node for a pod and its parts, as `VerdictAnswer` describes them.
 
     Attributes:
-        node: its name.
         rejection: the rejection's text, "" if the node passes.
-        score: 0 to 1, full precision.
-        parts: summands of the score.
-        factors: reductions of the certainty.
         reason: reason for the node's rank in words; "" if it is refused.
     """
 
@@ -140,20 +110,7 @@ class NodeScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict(NodeScore):
-    """Verdict on one node for a pod.
-
-    Attributes:
-        landing: number of devices that the pod could land on.
-        idle: number of landing devices known to suit.
-        needed: number of distinct devices that the pod gets.
-        taken: number of landing devices that are allocated, without knowing which.
-        chance: probability that every device of the pod suits.
-        band: the probability's band: likely, unknown or unlikely.
-        is_agreed: the device holders agree with the API server's count.
-        suspicion: share of the certainty that early failures cost.
-        model: the devices' model, "" if unknown.
-        is_late: this is the verdict at the pod's binding, because the decision's data was gone.
-    """
+    """Verdict on one node for a pod, as `VerdictAnswer` describes it."""
 
     resource: str
     landing: int

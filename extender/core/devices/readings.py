@@ -190,18 +190,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignProcess:
-    """A process that uses a device although its pod, if it has one, does not hold the device.
-
-    Attributes:
-        pid: process id on the node.
-        name: command without arguments, "" if unknown.
-        memory_bytes: GPU memory of the process, rounded up; None if unknown.
-        started_at: start of the process, seconds since the epoch by the node's clock, None if
-            unknown.
-        pod: `namespace/name` of the pod, its UID if the name is unknown, "" outside Kubernetes.
-        container: name or id of the pod's container; outside Kubernetes, the last part of the
-            process's cgroup.
-    """
+    """A process that uses a device without holding it, as the agent's contract describes it."""
 
     pid: int
     name: str
