@@ -227,17 +227,13 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """Estimates for pods that the readings do not show yet.
+    """Estimates for pods that the readings do not show yet, as the settings describe them.
 
     Attributes:
         utilization: ratio that each pod adds to a shared device.
-        tentative_seconds: time that an unbound pod counts after our answer.
         simulated_seconds: time that an unbound pod of one of Kubernetes' own groups counts after
             the last answer about the group, because kube-scheduler may revert its placement
             without a change in the API.
-        warm_up_seconds: time after a pod's start from which readings show its load.
-        loading_seconds: time after the last container start during which a pod on a shared device
-            with less activity than estimated counts as still loading its data.
     """
 
     utilization: float = 0.10
@@ -267,11 +263,10 @@ class EarlyFailures:
 class Health:
     """Action and limit for each sign of ill health.
 
-    Each attribute that is not listed here is the action for the `HealthSign` of its name.
+    Each attribute that neither the settings nor this list describe is the action for the
+    `HealthSign` of its name.
 
     Attributes:
-        xid: action by XID number.
-        xid_seconds: time that a sticky XID counts after it first appeared.
         penalty: share of its certainty that a device under penalty loses, 0 to 1.
         remapped_rows_per_day: uncorrectable rows remapped within a day that cause the penalty;
             fewer cause half of it. Our own estimate.
@@ -287,9 +282,7 @@ class Health:
             replay.
         temperature_warn_celsius: temperature from which a device loses score, if its slowdown
             temperature is unknown.
-        temperature_high_celsius: temperature at which it loses most.
         memory_temperature_warn_celsius: memory temperature from which a device loses score.
-        memory_temperature_high_celsius: memory temperature at which it loses most.
     """
 
     xid: Mapping[int, HealthAction] = field(default_factory=lambda: MappingProxyType({}))
@@ -345,11 +338,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFilter:
-    """Refusal of nodes for load; off by default.
-
-    Attributes:
-        is_enabled: whether to refuse nodes without enough idle GPUs while other nodes have them.
-    """
+    """Refusal of nodes for load, off by default, as the settings describe it."""
 
     is_enabled: bool = False
 
@@ -358,14 +347,7 @@ class LoadFilter:
 class Weights:
     """Weights of the terms of `scoring.calm`; only their ratios count.
 
-    They order nodes that are equally certain to have idle devices.
-
-    Attributes:
-        utilization: low mean activity.
-        memory: free memory.
-        sharing: few tenants on shared devices.
-        bursts: low and even activity: mean and spread in one.
-        stress: cool and unthrottled devices.
+    They order nodes that are equally certain to have idle devices; the settings describe each.
     """
 
     utilization: float = 0.05
@@ -424,12 +406,10 @@ class PriceMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of a GPU-hour.
+    """Prices of a GPU-hour, as the settings describe them.
 
     Attributes:
-        mode: their effect on the choice of a node.
         entries: price by model, label or node, as `core.prices.PriceList` reads them.
-        spot_share: part of the model's price that spot nodes cost.
     """
 
     mode: PriceMode = PriceMode.IGNORE
