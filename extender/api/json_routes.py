@@ -27,8 +27,7 @@ from extender.fleet.fleet import Fleet
 from extender.fleet.intake import SourceState
 from extender.insight.decisions import DecisionRoutes
 from extender.insight.explain import Explain
-from extender.insight.holders import Holders
-from extender.insight.last_active import Idleness
+from extender.insight.holders import Holders, Idleness
 from extender.insight.pending import Pending
 from extender.insight.pods import PodList
 from extender.insight.replicas import ONE, Replicas

@@ -444,7 +444,7 @@ def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _Round
 
 
 class UseRecorder(Protocol):
-    """Records the use of devices from now on; see `insight.last_active`."""
+    """Records the use of devices from now on; see `insight.holders`."""
 
     @property
     def seen(self) -> asyncio.Event:
