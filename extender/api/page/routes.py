@@ -16,8 +16,7 @@ import msgspec
 import orjson
 from aiohttp import hdrs, web
 
-from extender.api.page.broadcaster import Broadcaster
-from extender.api.page.decision_feed import DecisionFeed, FarFeed
+from extender.api.page.broadcaster import Broadcaster, DecisionFeed, FarFeed
 from extender.api.page.fleet_feed import FleetFeed
 from extender.core.decision.health import SLOWDOWN_WORDS
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from extender.api.page.decision_feed import _MOST_AT_ONCE, _MOST_REPLICAS, FarFeed
+from extender.api.page.broadcaster import _MOST_AT_ONCE, _MOST_REPLICAS, FarFeed
 from extender.insight.replicas import Replicas
 from extender.server.redaction import (
     SEES_ALL,
