@@ -1,9 +1,12 @@
 """Requests that the extender reads as Go would, or refuses."""
 
 import re
+import struct
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,14 +16,56 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_pod_ref, parse_request
 from extender.webhook import wire
 from extender.webhook.go_json import WireError
+from testkit.controlplane.leash import leashed
 from testkit.controlplane.tools import binary
 from tests.contract import go_bodies
-from tests.contract.go_decoder import (
-    ARGS,
-    PREEMPTION_ARGS,
-    GoDecoder,
-    running_decoder,
-)
+
+ARGS: Final = b"a"
+PREEMPTION_ARGS: Final = b"p"
+_HEAD: Final = struct.Struct(">cI")
+
+
+class Rewritten(NamedTuple):
+    """Request as Go writes it after decoding it, or the reason why Go cannot decode it."""
+
+    body: bytes = b""
+    error: str = ""
+
+
+class GoDecoder:
+    """Client of the running Go program."""
+
+    def __init__(self, to_program: IO[bytes], from_program: IO[bytes]) -> None:
+        self._to = to_program
+        self._from = from_program
+
+    def rewrite(self, kind: bytes, body: bytes) -> Rewritten:
+        """Let Go decode a request and encode it again.
+
+        Args:
+            kind: `ARGS` or `PREEMPTION_ARGS`.
+            body: the request.
+        """
+        self._to.write(_HEAD.pack(kind, len(body)) + body)
+        self._to.flush()
+        outcome, length = _HEAD.unpack(self._from.read(_HEAD.size))
+        answer = self._from.read(length)
+        if outcome == b"e":
+            return Rewritten(error=answer.decode(errors="replace"))
+        return Rewritten(body=answer)
+
+
+@contextmanager
+def running_decoder(program: Path) -> Iterator[GoDecoder]:
+    """Run the program while the context is open."""
+    with subprocess.Popen(
+        leashed([str(program)]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("no pipes")
+        yield GoDecoder(process.stdin, process.stdout)
+        process.stdin.close()
+
 
 pytestmark = pytest.mark.e2e  # the program is built like the control plane
 

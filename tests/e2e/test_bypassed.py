@@ -2,15 +2,19 @@
 
 import asyncio
 import re
+import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
 from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
@@ -20,7 +24,66 @@ from testkit.controlplane.process import free_port
 from testkit.controlplane.services import Services
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World, spread
-from tests.e2e.alternating import alternating
+
+MAX_BYTES = 64 << 20
+PACE_SECONDS = 0.02
+"""Time that kube-scheduler needs for a pod with 5,000 nodes is 20 to 40 ms."""
+
+
+@asynccontextmanager
+async def alternating(
+    urls: Sequence[str], port: int, certificates: Path | None, may_pass: asyncio.Event
+) -> AsyncIterator[str]:
+    """Run the proxy on a port and yield its URL; each request takes as long as in a large cluster.
+
+    Args:
+        urls: base URLs of the extenders.
+        port: port to serve on.
+        certificates: folder with the certificates of extender and kube-scheduler, None for plain
+            HTTP. The proxy acts as the extender to its client, and as kube-scheduler to the
+            extenders.
+        may_pass: requests wait for it.
+    """
+    serving = asking = None
+    if certificates is not None:
+        serving = _context(certificates / "extender", ssl.Purpose.CLIENT_AUTH)
+        asking = _context(certificates / "kube-scheduler", ssl.Purpose.SERVER_AUTH)
+    went: dict[str, str] = {}
+    numbers = count()
+
+    async with aiohttp.ClientSession() as session:
+
+        async def forward(request: web.Request) -> web.Response:
+            body = await request.read()
+            uid = orjson.loads(body)["Pod"]["metadata"]["uid"]
+            if uid not in went:
+                went[uid] = urls[next(numbers) % len(urls)]
+            await may_pass.wait()
+            await asyncio.sleep(PACE_SECONDS)
+            url = f"{went[uid]}{request.path}"
+            async with session.post(url, data=body, ssl=asking or True) as answer:
+                return web.Response(
+                    body=await answer.read(), status=answer.status, content_type="application/json"
+                )
+
+        app = web.Application(client_max_size=MAX_BYTES)
+        app.add_routes([web.post("/{verb}", forward)])
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=serving).start()
+        try:
+            yield f"{'http' if serving is None else 'https'}://127.0.0.1:{port}"
+        finally:
+            await runner.cleanup()
+
+
+def _context(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Return a TLS context of one side, which requires a peer certificate of the same CA."""
+    context = ssl.create_default_context(purpose, cafile=folder / "ca.crt")
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

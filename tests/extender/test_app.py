@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import start
 from extender.server import request_tracker as in_flight_module
+from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.service import Ready
 from extender.settings.sources import Prometheus
@@ -21,7 +22,23 @@ from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject, pod_object
 from testkit.app import DEADLINE_SECONDS, Running, running
 from testkit.fake_kube import eventually
-from testkit.yielding import makes_wait
+
+
+async def makes_wait(request_tracker: RequestTracker) -> None:
+    """Wait until background work yields to a request.
+
+    Raises:
+        TimeoutError: background work does not yield in time.
+    """
+    async with asyncio.timeout(30):
+        while True:
+            work = asyncio.create_task(request_tracker.yield_control())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if not work.done():
+                work.cancel()
+                return
+            await asyncio.sleep(0.001)
 
 
 async def until(part: Running, path: str, is_so: Callable[[JsonObject], bool]) -> JsonObject:

@@ -7,12 +7,35 @@ from pathlib import Path
 from typing import Final
 
 from extender.server.certificates.storing import CA_SECRET, SECRETS
-from testkit.controlplane.certmanager import cert_manager
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess, free_port
 from testkit.controlplane.running import SECRETS_PATH
 from testkit.controlplane.shipped import EXTENDER_NAMESPACE
+from testkit.controlplane.tools import binary
 from testkit.controlplane.waiting import wait_for
+
+
+def cert_manager(plane: ControlPlane, folder: Path) -> ServerProcess:
+    """Describe cert-manager; `start` it after its custom resources are installed.
+
+    Args:
+        plane: control plane whose Certificates it issues.
+        folder: folder of its log.
+    """
+    address = f"127.0.0.1:{free_port()}"
+    return ServerProcess(
+        name="cert-manager",
+        command=[
+            str(binary("cert-manager")),
+            f"--kubeconfig={plane.kubeconfig()}",
+            f"--listen={address}",
+        ],
+        folder=folder,
+        ready_url=f"http://{address}/healthz",
+    )
+
 
 CERT_MANAGER_PATH: Final = f"/apis/cert-manager.io/v1/namespaces/{EXTENDER_NAMESPACE}"
 
