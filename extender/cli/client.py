@@ -150,7 +150,7 @@ class Client:
 
     def gpus(self, node: str | None = None) -> Gpus:
         """Return all GPUs of the cluster, or of one node."""
-        return self._get(routes.GPUS, {"node": node})
+        return self._get(routes.GPUS, node=node)
 
     def best(
         self,
@@ -169,8 +169,7 @@ class Client:
             **wishes: further query parameters: `resource`, `strategy`, `require_idle`,
                 `max_utilization`, `max_memory`, `limit`.
         """
-        params = {"gpus": gpus, "memory": memory, "model": model, **wishes}
-        return self._get(routes.BEST, params)
+        return self._get(routes.BEST, gpus=gpus, memory=memory, model=model, **wishes)
 
     def defrag(self, *, gpus: int, resource: str | None = None, limit: int = 5) -> Defrag:
         """Return the fewest pods to move so that a node has room for a large request.
@@ -180,19 +179,17 @@ class Client:
             resource: name of the GPU resource; unless set, the first one of the extender's setting.
             limit: largest number of nodes.
         """
-        params = {"gpus": gpus, "resource": resource, "limit": limit}
-        return self._get(routes.DEFRAG, params)
+        return self._get(routes.DEFRAG, gpus=gpus, resource=resource, limit=limit)
 
     def decisions(
         self, *, pod: str | None = None, limit: int = 100, brief: bool = True
     ) -> Decisions:
         """Return the latest scheduling decisions, newest first."""
-        params = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
-        return self._get(routes.DECISIONS, params)
+        return self._get(routes.DECISIONS, pod=pod, limit=limit, brief=brief)
 
     def pending(self, *, namespace: str | None = None, limit: int = 200) -> PendingAnswer:
         """Return the GPU pods that are not bound to a node yet."""
-        return self._get(routes.PENDING, {"namespace": namespace, "limit": limit})
+        return self._get(routes.PENDING, namespace=namespace, limit=limit)
 
     def pods(
         self,
@@ -214,15 +211,8 @@ class Client:
             limit: largest number of pods to return.
             offset: number of pods to skip.
         """
-        params = {
-            "namespace": namespace,
-            "search": search,
-            "state": state,
-            "sort": sort,
-            "limit": limit,
-            "offset": offset,
-        }
-        return self._get(routes.PODS, params)
+        where = {"namespace": namespace, "search": search, "state": state}
+        return self._get(routes.PODS, **where, sort=sort, limit=limit, offset=offset)
 
     def holders(
         self,
@@ -240,13 +230,8 @@ class Client:
             some: include pods that use some of their GPUs.
             limit: largest number of pods to return.
         """
-        params = {
-            "idle_for": idle_for_seconds,
-            "namespace": namespace,
-            "some": "true" if some else None,
-            "limit": limit,
-        }
-        return self._get(routes.HOLDERS, params)
+        which = {"idle_for": idle_for_seconds, "namespace": namespace, "some": some or None}
+        return self._get(routes.HOLDERS, **which, limit=limit)
 
     def costs(
         self,
@@ -267,14 +252,8 @@ class Client:
             some: with `idle_for_seconds`, include pods that use some of their GPUs.
             limit: largest number of groups to return.
         """
-        params = {
-            "by": by,
-            "idle_for": idle_for_seconds,
-            "namespace": namespace,
-            "some": "true" if some else None,
-            "limit": limit,
-        }
-        return self._get(routes.COSTS, params)
+        which = {"idle_for": idle_for_seconds, "namespace": namespace, "some": some or None}
+        return self._get(routes.COSTS, by=by, **which, limit=limit)
 
     def explain(
         self,
@@ -294,8 +273,7 @@ class Client:
             node: name of a node to return in full detail.
         """
         name = "id" if isinstance(number, str) else "number"
-        params = {"pod": pod, name: number, "limit": limit, "node": node}
-        return self._get(routes.EXPLAIN, params)
+        return self._get(routes.EXPLAIN, pod=pod, **{name: number}, limit=limit, node=node)
 
     def foresee(
         self, pod: Mapping[str, object], *, limit: int = 100, node: str | None = None
@@ -307,8 +285,7 @@ class Client:
             limit: largest number of nodes to list without full detail.
             node: name of a node to return in full detail, also if it ranks low.
         """
-        params = {"limit": limit, "node": node or None}
-        return self._get(routes.FORESEE, params, msgspec.json.encode(pod))
+        return self._get(routes.FORESEE, msgspec.json.encode(pod), limit=limit, node=node or None)
 
     def usage(self, *, since_seconds: int = 86_400, namespace: str | None = None) -> Usage:
         """Return GPU-hours and costs of all pods, including pods that have ended.
@@ -317,7 +294,7 @@ class Client:
             since_seconds: length of the period; it begins at a whole hour.
             namespace: only pods of this namespace.
         """
-        return self._get(routes.USAGE, {"since": since_seconds, "namespace": namespace})
+        return self._get(routes.USAGE, since=since_seconds, namespace=namespace)
 
     def size(
         self,
@@ -373,7 +350,7 @@ class Client:
             pod: Pod object as in a manifest; only its metadata and containers count.
             owner: kind and name of its controller (`Deployment chat`), if the pod does not name it.
         """
-        return self._get(routes.SIZE, {"owner": owner or None}, msgspec.json.encode(pod))
+        return self._get(routes.SIZE, msgspec.json.encode(pod), owner=owner or None)
 
     def advice(
         self,
@@ -393,18 +370,12 @@ class Client:
             all_cards: include GPUs that need no change.
             limit: largest number of GPUs, and of pods, to return.
         """
-        params = {
-            "node": node,
-            "namespace": namespace,
-            "over": over_seconds,
-            "all": "true" if all_cards else None,
-            "limit": limit,
-        }
-        return self._get(routes.ADVICE, params)
+        which = {"node": node, "namespace": namespace, "all": all_cards or None}
+        return self._get(routes.ADVICE, **which, over=over_seconds, limit=limit)
 
     def regret(self, *, namespace: str | None = None, limit: int = 50) -> Regret:
         """Return the measured outcome of placements some time after the pods were bound."""
-        return self._get(routes.REGRET, {"namespace": namespace, "limit": limit})
+        return self._get(routes.REGRET, namespace=namespace, limit=limit)
 
     def bypassed(self) -> BypassedAnswer:
         """Return the pods that were bound without the extender, each with the likely reason."""
@@ -418,15 +389,11 @@ class Client:
         """Return the body of any route as text, such as `/metrics`."""
         return self._transport.request("GET", path).decode(errors="replace")
 
-    def _get(
-        self,
-        route: Route[_Kind],
-        params: Mapping[str, object] | None = None,
-        body: bytes | None = None,
-        **parts: str,
-    ) -> _Kind:
-        path = route.path.format_map({name: quote(part, safe="") for name, part in parts.items()})
-        answer = self._transport.request(route.method, path, _params(params), body)
+    def _get(self, route: Route[_Kind], body: bytes | None = None, /, **params: object) -> _Kind:
+        """Request a route; a parameter that its path does not name goes to the query."""
+        query = {name: value for name, value in params.items() if f"{{{name}}}" not in route.path}
+        path = route.path.format_map({name: quote(str(params[name]), safe="") for name in params})
+        answer = self._transport.request(route.method, path, _params(query), body)
         return _decode(msgspec.json.Decoder(route.answer), answer, path)
 
 
@@ -437,7 +404,10 @@ def _default_cluster() -> "Cluster":
 
 
 def _params(params: Mapping[str, object] | None) -> dict[str, str]:
-    return {name: str(value) for name, value in (params or {}).items() if value is not None}
+    given = {name: value for name, value in (params or {}).items() if value is not None}
+    return {
+        name: str(it).lower() if isinstance(it, bool) else str(it) for name, it in given.items()
+    }
 
 
 def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes, path: str) -> _T:
