@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -101,27 +101,16 @@ def _checked_environment(
 def command(
     session: Session,
     *,
-    gpus: int,
-    resource: str,
-    memory: str | None,
-    model: str | None,
-    require_model: str | None,
     targets: tuple[str, ...],
-    strategy: str | None,
-    require_idle: bool,
-    image: str,
     environment: tuple[str, ...],
-    shm: str | None,
-    node: str,
     longest: str,
-    cpu: str | None,
-    ram: str | None,
     scheduler: str,
     name: str,
     namespace: str,
     hold: bool,
     is_applied: bool,
     arguments: tuple[str, ...],
+    **wishes: Any,  # noqa: ANN401 - the options that are named as attributes of `GpuJob`
 ) -> None:
     """Print a Job that runs CMD on GPUs; with --apply submit it.
 
@@ -137,21 +126,10 @@ def command(
     base = name or unique("hold" if hold else name_for(words))
     jobs = [
         GpuJob(
+            **wishes,
             command=words,
-            image=image,
             env=dict(one.split("=", 1) for one in environment),
-            gpus=gpus,
-            resource=resource,
-            memory=memory,
-            model=model,
-            require_model=require_model,
             target=target,
-            strategy=strategy,
-            require_idle=require_idle,
-            cpu=cpu,
-            ram=ram,
-            shm=shm,
-            node=node,
             timeout_seconds=_seconds(longest) if longest else None,
             name=f"{base}-{number}" if len(targets) > 1 else base,
             namespace=namespace,
