@@ -130,20 +130,13 @@ class Reports(Section):
 
     def value(self) -> ReportOptions:
         """Convert to the agent's options."""
-        return ReportOptions(
-            service=self.service,
-            token_file=str(self.token_file),
-            ca_file=str(self.ca_file or ""),
-            server_name=self.server_name,
-            allow_plain=self.allow_plain,
-            heartbeat_seconds=self.heartbeat_seconds,
-            utilization_step=self.utilization_step / 100,
-            memory_step=self.memory_step / 100,
-            resolve_seconds=self.resolve_seconds,
-            timeout_seconds=self.timeout_seconds,
-            reconnect_seconds=self.reconnect_seconds,
-            max_backoff_seconds=self.max_backoff_seconds,
-        )
+        values = self.model_dump() | {
+            "token_file": str(self.token_file),
+            "ca_file": str(self.ca_file or ""),
+            "utilization_step": self.utilization_step / 100,
+            "memory_step": self.memory_step / 100,
+        }
+        return ReportOptions(**values)
 
 
 class Settings(Section):
