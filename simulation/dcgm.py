@@ -47,7 +47,7 @@ class Family:
     """
 
     name: str
-    type: str
+    type: str = "gauge"
     help: str
     read: Callable[[DeviceView], float | None]
     is_float: bool = False
@@ -86,31 +86,26 @@ def _memory_celsius(device: DeviceView) -> float | None:
 _FAMILIES: Final = (
     Family(
         name="DCGM_FI_DEV_SM_CLOCK",
-        type="gauge",
         help="SM clock frequency (in MHz).",
         read=lambda device: device.sm_clock_mhz,
     ),
     Family(
         name="DCGM_FI_DEV_MEM_CLOCK",
-        type="gauge",
         help="Memory clock frequency (in MHz).",
         read=lambda device: device.model.memory_clock_mhz,
     ),
     Family(
         name="DCGM_FI_DEV_MEMORY_TEMP",
-        type="gauge",
         help="Memory temperature (in C).",
         read=_memory_celsius,
     ),
     Family(
         name="DCGM_FI_DEV_GPU_TEMP",
-        type="gauge",
         help="GPU temperature (in C).",
         read=lambda device: device.temperature_celsius,
     ),
     Family(
         name="DCGM_FI_DEV_POWER_USAGE",
-        type="gauge",
         help="Power draw (in W).",
         read=lambda device: device.power_watts,
         is_float=True,
@@ -129,49 +124,41 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_DEV_GPU_UTIL",
-        type="gauge",
         help="GPU utilization (in %).",
         read=_whole(lambda device: _percent(device.utilization)),
     ),
     Family(
         name="DCGM_FI_DEV_MEM_COPY_UTIL",
-        type="gauge",
         help="Memory utilization (in %).",
         read=_whole(lambda device: _percent(0.5 * device.utilization)),
     ),
     Family(
         name="DCGM_FI_DEV_ENC_UTIL",
-        type="gauge",
         help="Encoder utilization (in %).",
         read=_whole(lambda _: 0),
     ),
     Family(
         name="DCGM_FI_DEV_DEC_UTIL",
-        type="gauge",
         help="Decoder utilization (in %).",
         read=_whole(lambda _: 0),
     ),
     Family(
         name="DCGM_FI_DEV_XID_ERRORS",
-        type="gauge",
         help="Value of the last XID error encountered.",
         read=lambda device: device.xid,
     ),
     Family(
         name="DCGM_FI_DEV_FB_FREE",
-        type="gauge",
         help="Framebuffer memory free (in MiB).",
         read=_free_mib,
     ),
     Family(
         name="DCGM_FI_DEV_FB_USED",
-        type="gauge",
         help="Framebuffer memory used (in MiB).",
         read=lambda device: _mib(device.memory_used_bytes),
     ),
     Family(
         name="DCGM_FI_DEV_FB_RESERVED",
-        type="gauge",
         help="Framebuffer memory reserved (in MiB).",
         read=lambda device: device.reserved_mib,
     ),
@@ -183,7 +170,6 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_DEV_VGPU_LICENSE_STATUS",
-        type="gauge",
         help="vGPU License status",
         read=lambda _: 0,
     ),
@@ -201,34 +187,29 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_DEV_ROW_REMAP_FAILURE",
-        type="gauge",
         help="Whether remapping of rows has failed",
         read=_of_rows(lambda device: device.row_remap_failure),
     ),
     Family(
         name="DCGM_FI_PROF_GR_ENGINE_ACTIVE",
-        type="gauge",
         help="Ratio of time the graphics engine is active.",
         read=lambda device: device.utilization,
         is_float=True,
     ),
     Family(
         name="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-        type="gauge",
         help="Ratio of cycles the tensor (HMMA) pipe is active.",
         read=lambda device: 0.45 * device.utilization,
         is_float=True,
     ),
     Family(
         name="DCGM_FI_PROF_DRAM_ACTIVE",
-        type="gauge",
         help=("Ratio of cycles the device memory interface is active sending or receiving data."),
         read=lambda device: 0.5 * device.utilization,
         is_float=True,
     ),
     Family(
         name="DCGM_FI_PROF_PCIE_TX_BYTES",
-        type="gauge",
         help=(
             "The rate of data transmitted over the PCIe bus - including both protocol headers "
             "and data payloads - in bytes per second."
@@ -237,7 +218,6 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_PROF_PCIE_RX_BYTES",
-        type="gauge",
         help=(
             "The rate of data received over the PCIe bus - including both protocol headers "
             "and data payloads - in bytes per second."
@@ -246,14 +226,12 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_DEV_FB_TOTAL",
-        type="gauge",
         help="Total framebuffer memory (in MiB).",
         read=lambda device: device.memory_mib,
         is_default=False,
     ),
     Family(
         name="DCGM_FI_DEV_POWER_MGMT_LIMIT",
-        type="gauge",
         help="Current power limit (in W).",
         read=lambda device: device.model.max_watts,
         is_float=True,
@@ -261,14 +239,12 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_DEV_ROW_REMAP_PENDING",
-        type="gauge",
         help="Whether remapping of rows is pending",
         read=_of_rows(lambda device: device.row_remap_pending),
         is_default=False,
     ),
     Family(
         name="DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
-        type="gauge",
         help="Current clock event reasons (bitmask)",
         read=lambda device: device.clock_event_reasons,
         is_default=False,
@@ -282,7 +258,6 @@ _FAMILIES: Final = (
     ),
     Family(
         name="DCGM_FI_PROF_SM_ACTIVE",
-        type="gauge",
         help="The ratio of cycles an SM has at least 1 warp assigned.",
         read=lambda device: 0.9 * device.utilization,
         is_float=True,

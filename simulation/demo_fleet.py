@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from simulation.devices import Load, Loss, PodRef
@@ -17,6 +18,15 @@ _BUSY_SHARE: Final = 0.6
 
 _STALE_AGE_SECONDS: Final = 240.0
 """Age of the stale node's last sample: no longer fresh, but still remembered."""
+
+_SHARED: Final = partial(
+    NodeSpec,
+    cards=2,
+    sharing=Sharing.TIME_SLICING,
+    replicas=4,
+    is_renamed=True,
+    exporter=EXPORTER_4_8,
+)
 
 _DEMO_NODES: Final = (
     NodeSpec(name="gpu-h100-01", model=H100, description="idle"),
@@ -38,44 +48,13 @@ _DEMO_NODES: Final = (
     NodeSpec(
         name="gpu-v100-02", model=V100, cards=4, description="telemetry stopped 4 minutes ago"
     ),
-    NodeSpec(
-        name="gpu-a10-01",
-        model=A10,
-        cards=2,
-        sharing=Sharing.TIME_SLICING,
-        replicas=4,
-        is_renamed=True,
-        exporter=EXPORTER_4_8,
-        description="time-sliced x4, saturated",
-    ),
-    NodeSpec(
-        name="gpu-a10-02",
-        model=A10,
-        cards=2,
-        sharing=Sharing.TIME_SLICING,
-        replicas=4,
-        is_renamed=True,
-        exporter=EXPORTER_4_8,
-        description="time-sliced x4, quiet tenants",
-    ),
-    NodeSpec(
-        name="gpu-t4-01",
-        model=T4,
-        cards=2,
-        sharing=Sharing.TIME_SLICING,
-        replicas=4,
-        is_renamed=True,
-        exporter=EXPORTER_4_8,
-        description="time-sliced x4, memory full",
-    ),
-    NodeSpec(
+    _SHARED(name="gpu-a10-01", model=A10, description="time-sliced x4, saturated"),
+    _SHARED(name="gpu-a10-02", model=A10, description="time-sliced x4, quiet tenants"),
+    _SHARED(name="gpu-t4-01", model=T4, description="time-sliced x4, memory full"),
+    _SHARED(
         name="gpu-l40s-mps-01",
         model=L40S,
-        cards=2,
         sharing=Sharing.MPS,
-        replicas=4,
-        is_renamed=True,
-        exporter=EXPORTER_4_8,
         description="MPS x4: 1/4 of the memory each",
     ),
 )
