@@ -229,11 +229,7 @@ async def _read_response(reader: asyncio.StreamReader, protocol: h11.Connection)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:
-    """Read the head of the response and no further: frames may follow at once.
-
-    Raises:
-        ConnectionError: the head has no end.
-    """
+    """Read the head of the response and no further: frames may follow at once."""
     try:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:

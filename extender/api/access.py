@@ -139,11 +139,7 @@ class Access:
         ]
 
     async def _viewer(self, request: web.Request) -> Viewer:
-        """Authenticate a request and return its caller.
-
-        Raises:
-            AccessError: the token is missing, refused, or cannot be reviewed.
-        """
+        """Authenticate a request and return its caller."""
         token = _token_of(request.headers, request.cookies)
         if self.is_open or (not token and self._is_proxy(request.remote)):
             self._requests.labels(_AccessOutcome.OPEN).inc()

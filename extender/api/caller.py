@@ -296,11 +296,7 @@ class Callers:
         self._refused.put(key, (self._monotonic() + _REFUSED_SECONDS, cause))
 
     async def _caller(self, token: str, address: str) -> Caller:
-        """Return the caller of a token from the cache or from a review.
-
-        Raises:
-            AccessError: as `admit`.
-        """
+        """Return the caller of a token from the cache or from a review."""
         if len(token) > _MAX_TOKEN or not _TOKEN.fullmatch(token):
             raise AccessError(401, f"malformed token: {self.advice()}")
         key = token_key(token)
@@ -322,11 +318,7 @@ class Callers:
         ]
 
     async def _review_new(self, key: bytes, token: str, address: str) -> Caller:
-        """Review a token that is not in the cache.
-
-        Raises:
-            AccessError: as `admit`.
-        """
+        """Review a token that is not in the cache."""
         self._check_refused(key)
         try:
             async with self._strangers.of(address):
@@ -368,11 +360,7 @@ class Callers:
         )
 
     def _check_refused(self, key: bytes) -> None:
-        """Refuse a token that was refused less than `_REFUSED_SECONDS` ago.
-
-        Raises:
-            AccessError: the token was refused.
-        """
+        """Refuse a token that was refused less than `_REFUSED_SECONDS` ago."""
         until, cause = self._refused.get(key) or (0.0, "")
         if self._monotonic() < until:
             raise AccessError(401, cause)
@@ -386,11 +374,7 @@ class Callers:
         )
 
     async def _may_list(self, user: User, namespace: str) -> bool:
-        """Check whether a user may list a namespace's pods.
-
-        Raises:
-            KubeError: the API server did not answer.
-        """
+        """Check whether a user may list a namespace's pods."""
         try:
             async with self._user_reviews.of(user.name):
                 return await may_list_pods(

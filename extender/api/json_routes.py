@@ -237,11 +237,7 @@ class FleetRoutes:
         return found
 
     def _read_resource(self, query: MultiMapping[str]) -> str:
-        """Parse the name of a GPU resource; absent means the first one of the setting.
-
-        Raises:
-            QueryError: the name is not a GPU resource.
-        """
+        """Parse the name of a GPU resource; absent means the first one of the setting."""
         resources = self._resources()
         resource = query.get("resource", resources.names[0])
         if not resources.matches(resource) or "*" in resource:
@@ -250,11 +246,7 @@ class FleetRoutes:
         return resource
 
     def _read_best(self, query: MultiMapping[str]) -> tuple[GpuRequest, int]:
-        """Parse the parameters of /v1/best with the parser of a pod's annotations.
-
-        Raises:
-            QueryError: a parameter is invalid; the message names its value and what is allowed.
-        """
+        """Parse the parameters of /v1/best with the parser of a pod's annotations."""
         count = read_number(query, routes.BEST, "gpus")
         limit = read_number(query, routes.BEST, "limit")
         resources, resource = self._resources(), self._read_resource(query)

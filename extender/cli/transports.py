@@ -255,11 +255,7 @@ def base_of(url: str) -> str:
 
 
 def _tls(scheme: str, login: Login) -> dict[str, Any]:
-    """Return the TLS arguments of urllib3's pool.
-
-    Raises:
-        ClientError: a file is missing.
-    """
+    """Return the TLS arguments of urllib3's pool."""
     if scheme == "http":
         return {}
     for name, file in (("CA", login.ca_file), ("certificate", login.cert_file)):

@@ -314,11 +314,7 @@ class Peers:
         self._lost_at = self._monotonic()
 
     async def _addresses(self) -> set[_Address]:
-        """Look up the addresses of the service and of the list.
-
-        Raises:
-            OSError: a name cannot be resolved.
-        """
+        """Look up the addresses of the service and of the list."""
         names = [(name, socket.AF_UNSPEC) for name in self._settings.addresses]
         if self._settings.service:
             names.append((self._settings.service, self._family))
@@ -426,11 +422,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 async def _read(chunks: AsyncIterable[bytes]) -> bytes:
-    """Read a body.
-
-    Raises:
-        PeerError: the body is too long or incomplete.
-    """
+    """Read a body."""
     body = bytearray()
     try:
         async for chunk in chunks:

@@ -228,11 +228,7 @@ class AdviceRoutes:
         )
 
     def _source(self, seconds: int) -> Plots | None:
-        """Return the source for a period: Prometheus, or None for our own samples.
-
-        Raises:
-            QueryError: no source has samples that old.
-        """
+        """Return the source for a period: Prometheus, or None for our own samples."""
         if seconds <= OWN_SECONDS:
             return None
         if self._plots is None or not self._plots.is_configured:

@@ -395,11 +395,7 @@ class Explain:
 
 
 def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
-    """Check that a name is not ambiguous.
-
-    Raises:
-        QueryError: several pods match; the message names some.
-    """
+    """Check that a name is not ambiguous."""
     if len(found) > 1:
         some = ", ".join(sorted(found)[:5])
         raise QueryError(parameter, name, f"is the name of several pods: use one of {some}")
@@ -487,11 +483,7 @@ def _filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> Deci
 
 
 def _read_attempt(query: Mapping[str, str]) -> float:
-    """Parse the time of the attempt that another replica asks for, 0 for none.
-
-    Raises:
-        QueryError: the value is not a time.
-    """
+    """Parse the time of the attempt that another replica asks for, 0 for none."""
     text = query.get("attempt", "0")
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text):
         raise QueryError("attempt", text, "must be seconds since the epoch")

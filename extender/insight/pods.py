@@ -117,11 +117,7 @@ class PodList:
         return await stream_answer(request, answer, "pods", pieces)
 
     def _read(self, request: web.Request) -> _PodQuery:
-        """Parse the query parameters of a request.
-
-        Raises:
-            QueryError: a parameter is invalid.
-        """
+        """Parse the query parameters of a request."""
         query = request.query
         search, state, sort = (query.get(name, "") for name in ("search", "state", "sort"))
         if len(search) > _MAX_WORDS:

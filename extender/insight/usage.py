@@ -401,11 +401,7 @@ def _view(group: _GroupCosts, by: _By) -> CostGroup:
 
 
 def _read_by(text: str) -> _By:
-    """Parse the parameter `by`.
-
-    Raises:
-        QueryError: the value is not a grouping.
-    """
+    """Parse the parameter `by`."""
     try:
         return _By(text)
     except ValueError as error:

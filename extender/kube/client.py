@@ -350,11 +350,7 @@ def parse_object(body: bytes, action: str) -> Mapping[str, object]:
 
 
 async def _read(response: aiohttp.ClientResponse, limit_bytes: int, action: str) -> bytes:
-    """Read the body, and yield the event loop after each chunk.
-
-    Raises:
-        KubeError: the body is larger than `limit_bytes`.
-    """
+    """Read the body, and yield the event loop after each chunk."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk

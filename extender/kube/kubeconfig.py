@@ -84,11 +84,7 @@ def cause_of(error: Exception) -> str:
 
 
 def _require_file(path: Path) -> None:
-    """Refuse a missing file: the library would only log it, and use an empty configuration.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-    """
+    """Refuse a missing file: the library would only log it, and use an empty configuration."""
     if not path.is_file():
         raise FileNotFoundError("no such file")
 

@@ -228,11 +228,7 @@ def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
 def _make_contexts(
     cert_file: Path, key_file: Path, client_ca_file: Path
 ) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Create the contexts for incoming connections, and for requests to other replicas.
-
-    Raises:
-        TlsError: the files cannot be used.
-    """
+    """Create the contexts for incoming connections, and for requests to other replicas."""
     try:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -323,11 +323,7 @@ def _explain(error: yaml.YAMLError) -> str:
 
 
 def _parse(text: str, setting: Setting) -> object:
-    """Convert a variable's text to a list or map; keep other text for validation.
-
-    Raises:
-        ValueError: the text is not a valid list or map.
-    """
+    """Convert a variable's text to a list or map; keep other text for validation."""
     is_listed = setting.kind is SettingKind.LIST and not text.startswith("[")
     if is_listed:
         return [item.strip() for item in text.split(",") if item.strip()]

@@ -212,11 +212,7 @@ class Reloader:
         )
 
     async def _load(self, content: _Content, before: _Content | None) -> Settings:
-        """Build the settings from the file and the environment.
-
-        Raises:
-            ConfigError: a setting is invalid; the message lists every problem found.
-        """
+        """Build the settings from the file and the environment."""
         if content.problem:
             raise ConfigError((content.problem,))
         # An empty file is a mistake: editors empty a file before they write it.

@@ -176,11 +176,7 @@ class Review:
 
 
 def _decode_review(body: bytes) -> Review:
-    """Decode a review.
-
-    Raises:
-        ReviewError: it is malformed, or not about the creation of a pod.
-    """
+    """Decode a review."""
     if excess := excess_values(body):
         raise ReviewError(f"cannot read AdmissionReview: $ has {excess}")
     try:
@@ -497,11 +493,7 @@ class AdmissionWebhook:
             )
 
     async def _read(self, request: web.Request) -> bytes:
-        """Read the body of a review request.
-
-        Raises:
-            ReviewError: too many reviews are being read, or the body is too late or too large.
-        """
+        """Read the body of a review request."""
         reading, address = self._reading, request.remote
         if reading[address] >= _MAX_READING_EACH or reading.total() >= _MAX_READING:
             raise ReviewError(

@@ -211,11 +211,7 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionRequest:
 
 
 def _check_count(count: int, most: int, what: str, where: str) -> None:
-    """Check the length of a list or an object.
-
-    Raises:
-        WireError: it is longer than `most`.
-    """
+    """Check the length of a list or an object."""
     if count > most:
         raise WireError(f"cannot read {what}: {where} has {count} entries, must be at most {most}")
 

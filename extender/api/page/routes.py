@@ -200,11 +200,7 @@ def _scores(record: DecisionRecord, *nodes: str) -> dict[str, NodeScore]:
 
 
 def _read_ids(request: web.Request) -> list[str]:
-    """Parse the requested decision ids.
-
-    Raises:
-        QueryError: there are none or too many.
-    """
+    """Parse the requested decision ids."""
     check_parameters(request.query, frozenset({"ids"}))
     text = request.query.get("ids", "")
     ids = [one for one in text.split(",") if one]

@@ -113,11 +113,7 @@ def _smoke_pod(node: str, *, resource: str, image: str) -> Object:
 
 
 def _wait(cluster: Cluster, path: str, seconds: int) -> Object:
-    """Poll until the pod has finished, and return it.
-
-    Raises:
-        ClientError: the pod has not finished in time.
-    """
+    """Poll until the pod has finished, and return it."""
     until = time.monotonic() + seconds
     while True:
         pod: Object = cluster.get(path)

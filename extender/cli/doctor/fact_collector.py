@@ -347,11 +347,7 @@ def add_files(collector: FactCollector, files: Iterable[str]) -> None:
 
 
 def _add_text(collector: FactCollector, file: str, text: str) -> bool:
-    """Add the content of a file; return whether it was recognized.
-
-    Raises:
-        ClientError: a certificate is malformed.
-    """
+    """Add the content of a file; return whether it was recognized."""
     stem = Path(file).name.partition(".")[0]
     if text.lstrip().startswith(_PEM[:10]):
         try:
@@ -464,11 +460,7 @@ def _is_needed(kind: str, item: Object) -> bool:
 
 
 def _pages(server: Cluster, path: str) -> Iterator[Object]:
-    """List all objects of a collection, page by page.
-
-    Raises:
-        ClientError: a page cannot be read, or the list does not end.
-    """
+    """List all objects of a collection, page by page."""
     params, tokens = {"limit": _PAGE}, set[str]()
     while len(tokens) < _MOST_PAGES:
         page = mapping_of(server.get(path, params))

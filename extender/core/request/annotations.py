@@ -64,9 +64,6 @@ class Target:
 def _parse_targets(text: str) -> tuple[Target, ...]:
     """Parse a list of targets, in the order in which they are tried.
 
-    Raises:
-        ValueError: `text` is not such a list.
-
     Example:
         >>> [str(target) for target in _parse_targets("gpu-1::2,0; GPU-2")]
         ['gpu-1::0,2', 'gpu-2']
@@ -425,9 +422,6 @@ def _parse_percent(text: str) -> float:
     Values below 1 are rejected: with 0 no device would ever be idle, and 0.2 probably means a
     ratio.
 
-    Raises:
-        ValueError: `text` is not a percentage from 1 to 100.
-
     Example:
         >>> _parse_percent("20"), _parse_percent("12.5%")
         (0.2, 0.125)
@@ -466,9 +460,6 @@ def _parse_room(text: str) -> int:
 
     Values below 1Mi are rejected because the unit is probably missing (`20`), values above 16Ti
     because no node has that much.
-
-    Raises:
-        ValueError: `text` is not such a quantity.
     """
     room_bytes = parse_whole(text)
     if not MIB <= room_bytes <= 16 * TIB:

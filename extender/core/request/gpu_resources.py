@@ -95,11 +95,7 @@ class ResourceNames:
 
 
 def _check_name(name: str) -> None:
-    """Check that a name can be an extended resource.
-
-    Raises:
-        ValueError: the name is invalid; the message states the allowed form.
-    """
+    """Check that a name can be an extended resource."""
     domain, slash, rest = name.partition("/")
     is_bad = not domain or not slash or not rest or "*" in name[:-1] or " " in name
     if is_bad:

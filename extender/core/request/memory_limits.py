@@ -45,11 +45,7 @@ _Parser = Callable[[str], MemoryLimit]
 
 
 def _parse_share(text: str) -> MemoryLimit:
-    """Parse a share of the card's memory.
-
-    Raises:
-        ValueError: `text` is not a share above 0 and up to 1.
-    """
+    """Parse a share of the card's memory."""
     share = float(text)
     if not 0 < share <= 1:
         raise ValueError(f"{text!r}: must be {_SHARE_ALLOWED}")
@@ -57,11 +53,7 @@ def _parse_share(text: str) -> MemoryLimit:
 
 
 def _parse_multiple(text: str, unit: int) -> MemoryLimit:
-    """Parse a number of units as bytes.
-
-    Raises:
-        ValueError: `text` is not a number, or out of bounds.
-    """
+    """Parse a number of units as bytes."""
     count = float(text) * unit
     if not MIB <= count <= 16 * TIB:
         raise ValueError(f"{text!r}: must be {_BYTES_ALLOWED}")
@@ -70,9 +62,6 @@ def _parse_multiple(text: str, unit: int) -> MemoryLimit:
 
 def _parse_mps(text: str) -> MemoryLimit:
     """Parse the limits of an MPS client, `device=size` separated by commas; the largest counts.
-
-    Raises:
-        ValueError: `text` is not such a list.
 
     Example:
         >>> _parse_mps("0=1G,1=512M").memory_bytes >> 20

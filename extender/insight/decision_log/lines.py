@@ -182,11 +182,7 @@ def _small(flat: Column) -> Column:
 
 
 def _read(written: object, shape: tuple[int, ...], kind: type[np.generic]) -> Column:
-    """Decode one column.
-
-    Raises:
-        ValueError: the column does not have the given shape.
-    """
+    """Decode one column."""
     if isinstance(written, Mapping):
         raw = zlib.decompress(base64.b64decode(written["zlib"], validate=True))
         return np.frombuffer(raw, np.dtype("<" + str(written["type"]))).astype(kind).reshape(shape)

@@ -225,11 +225,7 @@ class AgentConnection(asyncio.Protocol):
     # --- the updates ------------------------------------------------------------------------------
 
     def _read_updates(self) -> None:
-        """Process every complete update in the buffer.
-
-        Raises:
-            RefusedError: an update is invalid.
-        """
+        """Process every complete update in the buffer."""
         buffer, start = self._buffer, 0
         while len(buffer) - start >= LENGTH_BYTES and not self._is_ended:
             if self._updates >= _MAX_UPDATES:
@@ -325,11 +321,7 @@ class AgentConnection(asyncio.Protocol):
 
 
 def _token_in(request: h11.Request) -> str:
-    """Return the token of an upgrade request.
-
-    Raises:
-        RefusedError: it is another request, or has no token.
-    """
+    """Return the token of an upgrade request."""
     headers = {name.lower(): value for name, value in request.headers}
     path = request.target.partition(b"?")[0]
     if path != PATH.encode() or request.method != b"GET":

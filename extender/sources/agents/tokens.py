@@ -138,11 +138,7 @@ class TokenReviewer:
         return sender
 
     def _cached(self, key: bytes) -> Sender | None:
-        """Return the cached identity of a token's owner, None if there is none.
-
-        Raises:
-            RefusedError: the token was refused recently.
-        """
+        """Return the cached identity of a token's owner, None if there is none."""
         sender = self._accepted.get(key)
         if sender is not None and sender.expires_at > self._clock() and self.accepts(sender):
             return sender
@@ -155,9 +151,6 @@ class TokenReviewer:
         """Refuse a token whose own claims are wrong, without a request to the API server.
 
         The claims are not trusted: the API server reviews every token that passes.
-
-        Raises:
-            RefusedError: a claim is wrong.
         """
         if not claims:
             return
@@ -173,11 +166,7 @@ class TokenReviewer:
             raise RefusedError(AgentRefusal.EXPIRED, "the token has expired: read it again")
 
     async def _review(self, token: str, claims: Mapping[str, object]) -> Sender:
-        """Return the identity of a token's owner according to the API server.
-
-        Raises:
-            RefusedError: the token is invalid, not an agent's, or cannot be reviewed now.
-        """
+        """Return the identity of a token's owner according to the API server."""
         self.review_count += 1
         audience = self._settings.audience
         try:
@@ -206,11 +195,7 @@ class TokenReviewer:
         return Sender(node=node, expires_at=until, account=user.name, audience=audience)
 
     async def _node_of(self, user: User) -> str:
-        """Return the node that a token is bound to, directly or through its pod.
-
-        Raises:
-            RefusedError: the token is not bound to a node.
-        """
+        """Return the node that a token is bound to, directly or through its pod."""
         node = _single_value(user, NODE_NAME)
         if node:
             return node

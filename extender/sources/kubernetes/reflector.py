@@ -297,11 +297,7 @@ class Reflector:
             self._note_unreadable(raw, error)
 
     async def _watch(self) -> None:
-        """Pass changes to the feed until the API server ends the watch.
-
-        Raises:
-            KubeError: the watch could not be started, or broke.
-        """
+        """Pass changes to the feed until the API server ends the watch."""
         settings = self._settings
         action = f"watch {self._resource}"
         jitter = random.uniform(1.0, 2.0)
@@ -339,11 +335,7 @@ class Reflector:
             raise KubeError(f"cannot {action}: the API server ended the watch at once")
 
     async def _handle_event(self, event: Event, action: str) -> None:
-        """Process one event of the watch.
-
-        Raises:
-            KubeError: the event reports an error, or is not an event.
-        """
+        """Process one event of the watch."""
         if event.kind in {"ADDED", "MODIFIED", "DELETED"}:
             raw = await self._handle_change(event, action)
         else:

@@ -170,11 +170,7 @@ async def _query(
     cards: Sequence[str],
     times: Sequence[float],
 ) -> list[Mapping[str, object]]:
-    """Return the rows of one metric.
-
-    Raises:
-        ValueError: the answer is not an answer of Prometheus.
-    """
+    """Return the rows of one metric."""
     label = promql.UUID_LABELS[metric.name.islower()]
     chosen = f'{label}=~"{"|".join(cards)}"'
     selector = ",".join(filter(None, (promql.bare_selector(settings.selector), chosen)))

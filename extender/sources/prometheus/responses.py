@@ -398,11 +398,7 @@ def _windows(text: Text, width: int) -> npt.NDArray[np.void]:
 
 
 def _parse_values(text: Text, starts: _Positions, ends: _Positions) -> Column:
-    """Parse the numbers between these positions.
-
-    Raises:
-        ValueError: one of them is not a number.
-    """
+    """Parse the numbers between these positions."""
     lengths = ends - starts
     width = int(lengths.max())
     if width <= min(_MAX_VALUE_LENGTH, int(ends[0])):
