@@ -102,9 +102,6 @@ class _Connection:
     """One client connection; serves several requests in sequence.
 
     Args:
-        reader: receives requests.
-        writer: sends responses.
-        routes: handler of each path.
         throttle: decides whether a failed request is logged.
 
     Attributes:

@@ -106,7 +106,6 @@ class _CardWatch:
     """Waits for the events of one card in a thread, which starts at construction.
 
     Args:
-        deliver: callback for each event.
         wait_seconds: duration of one wait.
         problem: the card's previous problem; an unchanged problem is not logged again.
     """

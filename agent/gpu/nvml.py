@@ -65,7 +65,6 @@ class _GpmMeter:
     GPM, the GPU's own activity counters, exists on Hopper and later.
 
     Args:
-        handle: handle of the card.
         gpu_instance_id: None for the whole card.
     """
 

@@ -259,7 +259,6 @@ def _describe_activity(busy: float, direct: float, source: str) -> str:
     Args:
         busy: activity by all signals, 0 to 1.
         direct: utilization alone, 0 to 1.
-        source: source of the utilization.
 
     Example:
         >>> _describe_activity(0.285, 0.01, "samples")

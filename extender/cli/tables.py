@@ -101,7 +101,6 @@ class _Sheet:
     Args:
         columns: names, some with prefixes.
         extra: names of the columns of `-o wide`, after the others.
-        rows: cells.
     """
 
     def __init__(

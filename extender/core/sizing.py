@@ -297,7 +297,6 @@ def _stated_gpus(text: str, described: str) -> tuple[int | None, int | None, str
     (None, None, "") if it states none.
 
     Args:
-        text: description of the task.
         described: the same with its command.
     """
     parts = [found for one in (_PARALLEL, _PIPELINE) if (found := one.search(described))]

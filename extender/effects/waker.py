@@ -261,7 +261,6 @@ class Waker:
         Args:
             waiting: all waiting pods.
             by_need: pods that may be woken, by requirement, the most urgent first.
-            now: monotonic time in seconds.
         """
         self.order.begin(waiter.pod.uid for waiter in waiting)
         uids = {key: [waiter.pod.uid for waiter in some] for key, some in by_need.items()}
@@ -319,9 +318,6 @@ class Waker:
         """Reserve and return a node for a pod, and remove nodes without room from `nodes`.
 
         Args:
-            waiter: the pod.
-            nodes: candidate nodes.
-            now: monotonic time in seconds.
             is_first: whether to consider only nodes without a failed wake, or only nodes with one.
         """
         request, uid = waiter.need.request, waiter.pod.uid

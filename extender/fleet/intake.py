@@ -158,7 +158,6 @@ class Intake:
         Args:
             readings: times of the measurements; the values are ignored.
             used: memory in use, bytes.
-            seen: measured activity.
             power: power draw, watts.
         """
         measured_at, origin = readings.measured_at, self.number(readings.source)

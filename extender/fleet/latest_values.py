@@ -331,12 +331,8 @@ class LatestValues:
         """Apply two signals together; return for which devices the answer has one of them.
 
         Args:
-            rows: rows of the answer's devices.
-            answer: values by signal.
-            measured_at: times of measurement.
             times: now, and the oldest time at which a missing signal may stay beside a reported
                 one.
-            origin: number of the source.
         """
         now, limit = times
         before = self.measured_at(*pair, rows=rows)

@@ -327,7 +327,6 @@ class _Refresh:
 
     Args:
         before: snapshot to replace.
-        now: seconds since the epoch.
         capacity: number of device rows.
     """
 
@@ -416,7 +415,6 @@ def _with_current_rows(made: Snapshot, rows: RowsByNode, version: int) -> Snapsh
 
     Args:
         rows: current rows of the nodes that changed while it was built.
-        version: version of the returned snapshot.
     """
     pools, capacity = {}, len(made.telemetry.utilization)
     fitting = {

@@ -156,9 +156,7 @@ class Explain:
         """Explain one decision, made by any replica.
 
         Args:
-            request: the HTTP request.
             wanted: the decision's id, or its number, which several replicas may have.
-            wish: requested detail of the nodes.
         """
         own = await self._own("", wanted, wish)
         found = [] if own is None else [own]
@@ -196,7 +194,6 @@ class Explain:
         Args:
             name: the pod, "" to look up a decision.
             wanted: the decision's id or number, "" to look up a pod.
-            wish: requested detail of the nodes.
 
         Raises:
             QueryError: several pods have this name.
@@ -230,7 +227,6 @@ class Explain:
 
         Args:
             at: time of the ranking, seconds since the epoch.
-            wish: requested detail of the nodes.
         """
         record = _filter_near(self._placer.history, uid, at)
         if record is None:

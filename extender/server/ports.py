@@ -282,7 +282,6 @@ class _Timed(asyncio.Protocol):
     """Forwards all events of a connection, and first reports arriving bytes and its end.
 
     Args:
-        connection: the aiohttp protocol that handles the requests.
         heads: times the heads of requests.
         request_tracker: is notified too, if given.
         on_bytes: called whenever bytes arrive.

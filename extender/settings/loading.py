@@ -112,7 +112,6 @@ def _describe_removed(path: _Path, place: str) -> str:
     """Return the warning for a removed setting that is still set.
 
     Args:
-        path: a path in `_REMOVED`.
         place: variable, or file and dotted name, that sets it.
     """
     name = _REMOVED[path]
@@ -216,9 +215,6 @@ def _read_environment(
     each dot.
 
     Args:
-        environ: environment variables by name.
-        settings: all settings by path.
-        prefix: prefix of the variables.
         removed: removed settings that are still accepted, by path.
     """
     by_variable = {setting.variable: setting for setting in settings.values()}

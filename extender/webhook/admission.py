@@ -259,7 +259,6 @@ def _encode_answer(
     """Encode an answer that allows the pod, changed or unchanged.
 
     Args:
-        uid: UID of the review.
         patch: JSON patch of the pod, empty to leave it unchanged.
         warnings: warnings for the client that creates the pod.
     """

@@ -462,7 +462,6 @@ def _read_names(
         text: text that contains the list.
         begin: offset of the list's first byte.
         end: offset behind the list.
-        node_index: known nodes.
         most: maximum number of nodes in a request.
     """
     found = node_index.find(text, begin, end)
@@ -499,7 +498,6 @@ def _write_names(names: Sequence[str], kept: Rows) -> msgspec.Raw | list[str]:
     """Return the names of the kept candidates, ready for the JSON encoder.
 
     Args:
-        names: the candidates.
         kept: indexes of the names to write, in order, without duplicates.
     """
     if isinstance(names, NamesIn):
@@ -513,7 +511,6 @@ def _write_reasons(
     """Return a map from refused node to reason, ready for the JSON encoder.
 
     Args:
-        names: the candidates.
         reasons: each reason with the indexes of its nodes; a node has at most one reason.
     """
     if reasons and isinstance(names, NamesIn):

@@ -98,7 +98,6 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
     """Render the report as a table.
 
     Args:
-        report: result of all checks.
         causes: reasons that several missing facts share; printed once, as numbered notes.
         is_wide: whether to show all evidence.
     """

@@ -263,7 +263,6 @@ class _Tally:
     """Combine the verdicts on each candidate over all resources of a pod: the worst one counts.
 
     Args:
-        candidates: node names.
         weighs_load: whether to collect `load` and `is_busy` for the load filter.
     """
 
@@ -374,8 +373,6 @@ def _refuse_dearer(codes: Codes, prices: Rows, roomy: Flags | None) -> Codes:
     """Refuse nodes that cost more than another that passes; nodes without a price pass.
 
     Args:
-        codes: verdict on each node.
-        prices: price of each node.
         roomy: whether a node has the memory that the pod will likely use; None if unknown.
     """
     known = (codes == Code.PASSES) & (prices != NO_PRICE)

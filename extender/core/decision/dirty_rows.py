@@ -198,7 +198,6 @@ def _update(
     """Return evaluations of a pool with some rows evaluated again, all in one batch.
 
     Args:
-        evaluations: one evaluation per request.
         changed: per evaluation, the request and the rows.
     """
     if not any(rows for _, rows in changed):

@@ -247,12 +247,7 @@ def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None
 
 
 def _free_devices(pool: Pool, overlay: Mapping[str, tuple[Tenant, ...]]) -> Rows:
-    """Return the number of free devices or replicas of each node of a pool.
-
-    Args:
-        pool: the nodes.
-        overlay: tentative tenants by node.
-    """
+    """Return the number of free devices or replicas of each node of a pool."""
     free: Rows = pool.batch.allocatable - pool.batch.held
     for at in pool.unwritten:
         free[at] = pool.rows[at].allocatable - pool.rows[at].held

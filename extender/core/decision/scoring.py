@@ -214,10 +214,6 @@ def _sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
     would stack pods on the device with the smallest lead. A whole device that is as likely idle
     ranks before shared ones. Broken shared devices look idle because pods die there at once, so
     they cost their share of the certainty, at least one step.
-
-    Args:
-        assessment: the nodes' devices, assessed for the pod.
-        band: band of each node.
     """
     certain = certainty(assessment.chance, band, assessment.landing.needed)
     shared = np.where(
@@ -260,15 +256,7 @@ def _fit(
     quiet: Ratios,
     stranded: Ratios | None = None,
 ) -> Ratios:
-    """Return the fit of the pod on each node, in units from 0 to below `FIT`.
-
-    Args:
-        assessment: the nodes' devices, assessed for the pod.
-        strategy: as in `score`.
-        spare: as in `score`.
-        quiet: result of `calm` for each node.
-        stranded: as in `score`.
-    """
+    """Return the fit of the pod on each node, in units from 0 to below `FIT`."""
     is_packing = strategy == KINDS[Strategy.PACK]
     left = free_after(batch, assessment)
     room = left

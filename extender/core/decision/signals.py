@@ -137,8 +137,6 @@ def _by_power(
     """Return the power draw above idle power, as a share of the range up to the power limit.
 
     Args:
-        watts: power.
-        limit: power limit.
         rest_watts: measured idle power, NaN if not yet measured.
         unseen: idle power as a share of the limit if it was not measured.
     """

@@ -198,7 +198,6 @@ def _replicas(
         label: shares per device from a label or the kubelet.
         physical: number of devices from a label.
         offered: devices or shares that the kubelet offers.
-        seen: number of devices in telemetry.
         is_divided: whether there is evidence of shares.
     """
     by_count = _divided(offered, physical)

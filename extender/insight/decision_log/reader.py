@@ -301,7 +301,6 @@ def _batch(columns: Mapping[str, Column], slots: Rows) -> Batch:
     """Build a batch from decoded columns.
 
     Args:
-        columns: decoded columns by name.
         slots: telemetry row of each slot, also of absent devices.
     """
     present = columns["present"]
@@ -319,9 +318,7 @@ def _rows_of(
     """Convert a batch to single rows.
 
     Args:
-        batch: the rows as columns.
         leaving: by row number, the node's state once its terminating pods are gone.
-        numbers: row numbers.
     """
     slotted = {name: getattr(batch, name).tolist() for name in ("slots", *PER_SLOT)}
     single = {name: getattr(batch, name).tolist() for name in (*PER_NODE, *FLAGS)}

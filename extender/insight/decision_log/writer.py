@@ -172,11 +172,7 @@ class _Stdout:
 
 
 class _File:
-    """Log file that the standard library rotates before it grows too large.
-
-    Args:
-        settings: path, size limit and number of files.
-    """
+    """Log file that the standard library rotates before it grows too large."""
 
     def __init__(self, settings: DecisionLog) -> None:
         self.name = settings.path

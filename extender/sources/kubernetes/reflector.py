@@ -419,7 +419,6 @@ class Reflector:
         """Note a failure; log it if its cause is new.
 
         Args:
-            error: the failure.
             is_watch_broken: no changes arrive any more; False if the watch still works.
         """
         status = self.status

@@ -478,7 +478,6 @@ class Collector:
 
         Args:
             query: the query; its rows have constant values.
-            reduce: computes the result from the rows.
             about: other values that the result depends on.
         """
 

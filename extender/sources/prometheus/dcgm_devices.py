@@ -149,7 +149,6 @@ def _parse_devices(
     node), the newest one counts, and an older one adds missing fields.
 
     Args:
-        rows: rows of the answer.
         node_labels: labels that may name a node, the preferred one first.
         known: devices of the previous answer; unchanged ones are returned as the same objects, to
             save memory.

@@ -301,7 +301,6 @@ def _collect_use(
     """Query step by step into the past until each device's last use is found.
 
     Args:
-        now: seconds since the epoch.
         seconds: maximum time to look back.
         active_from: a device is in use from this ratio of activity on.
 
@@ -370,8 +369,6 @@ def _merge_highest(
     """Merge the answer for one metric into the highest activity by device and step.
 
     Args:
-        rows: the answer.
-        metric: the queried metric.
         times: ends of the steps, the newest first.
         highest: the highest activity by device and step; updated in place.
         is_first: add devices that `highest` does not have.
