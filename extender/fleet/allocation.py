@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import IntEnum
 from itertools import chain, islice
 from math import inf
+from zlib import crc32
 
 import numpy as np
 
@@ -42,6 +43,10 @@ from extender.fleet.store import DeviceStore
 _MAX_DEVICES = 256
 """Maximum number of devices of a node behind one resource: 16 cards of 7 instances each, and a
 reserve. A kubelet that reports a million devices must not cost a million rows."""
+
+_ZONES = 1 << 12
+"""Range of the numbers of zones. Two zones with the same number count as one, and choosing nodes
+then draws from both together. A table of all zones seen would grow with each new label value."""
 
 _PIECE_KEYS = 8192
 """Devices whose tenants are compared per cooperative step: a few milliseconds."""
@@ -91,7 +96,6 @@ class NodeAllocations:
         self._is_out = is_out
         self._clocks = clocks
         self._models = ModelNumbers()
-        self._zone_ids: dict[str, int] = {"": 0}
         self._holder_sources = HolderSources()
         self._nodes: dict[str, NodeRecord] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
@@ -271,6 +275,8 @@ class NodeAllocations:
             at: when it ended, seconds since the epoch.
             has_others: whether other pods hold devices of its node.
         """
+        if pod.node not in self._nodes:  # removed before its pods, as by an autoscaler
+            return
         self._ended.setdefault(pod.node, {})[pod.key] = at
         current = self.tenants_on(pod.node)
         if not has_others:
@@ -438,7 +444,7 @@ class NodeAllocations:
                 allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
                 capacity=node.capacity.get(resource, 0),
                 free=free,
-                zone_id=self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids)),
+                zone_id=_zone_id(node.labels.get(ZONE, "")),
             )
             model = self._models.to_land_on(node.name, row, behind, expected.count)
             price = price_milli(self._policy.prices, self.models[model], node)
@@ -569,6 +575,11 @@ class NodeAllocations:
         for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
         self._store.set_tenancy(list(device_uses(pods, tenants, rows)))
+
+
+def _zone_id(zone: str) -> int:
+    """Return the number of a zone: the same in every replica, and 0 for none."""
+    return crc32(zone.encode(errors="replace")) % _ZONES
 
 
 def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:

@@ -133,6 +133,7 @@ class Fleet:
             self._allocations.forget(name, self._clock())
             self._shares.pop(name, None)
             self._foreign.pop(name, None)
+            self._ended.discard(name)
             self._unmark(name)
             self._failures.forget(name)
             self.store.forget_node(name)
