@@ -1,17 +1,25 @@
 """Record pods that failed soon after their start, and derive the suspicion against their nodes."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import islice
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_groups import owner_key
 from extender.core.policy import EarlyFailures
+from extender.core.steps import Steps, finish
 
 _FORGOTTEN_WEIGHT = 0.01
 """A failure that has faded below this weight is forgotten."""
 
+
+_MOST_OWNERS = 64
+"""Maximum number of owners remembered for a node: its suspicion hardly grows with more. Any tenant
+can make pods with new names fail."""
+
+_PIECE_NODES = 8
+"""Nodes counted per cooperative step, a few milliseconds if all have `_MOST_OWNERS`."""
 
 _MOST_AVOIDED = 64
 """Maximum number of nodes that an owner's next pods avoid; each takes an extra evaluation."""
@@ -93,6 +101,7 @@ class FailureLog:
         failure = self._by_node.setdefault(pod.node, {}).setdefault(owner, _Failure(at, at))
         failure.last_at = max(failure.last_at, at)
         self._by_owner.setdefault(owner, {})[pod.node] = failure
+        self._forget_surplus(pod.node)
         if pod.is_device_fault:
             failure.reported_at = max(at, failure.reported_at or at)
 
@@ -104,15 +113,28 @@ class FailureLog:
 
     def forget(self, node: str) -> None:
         """Forget a removed node."""
-        for owner in self._by_node.pop(node, {}):
+        for owner in list(self._by_node.get(node, {})):
             self._forget(owner, node)
 
     def _forget(self, owner: str, node: str) -> None:
         """Forget the failures of an owner's pods on a node."""
-        nodes = self._by_owner[owner]
-        del nodes[node]
-        if not nodes:
-            del self._by_owner[owner]
+        for failures, first, second in (
+            (self._by_node, node, owner),
+            (self._by_owner, owner, node),
+        ):
+            del failures[first][second]
+            if not failures[first]:
+                del failures[first]
+
+    def _forget_surplus(self, node: str) -> None:
+        """Forget the oldest failure of a node with too many, first those without a device."""
+        failures = self._by_node[node]
+        if len(failures) > _MOST_OWNERS:
+            oldest = min(
+                failures,
+                key=lambda owner: (failures[owner].device_at is not None, failures[owner].last_at),
+            )
+            self._forget(oldest, node)
 
     def of_owner(self, owner: str, now: float) -> Mapping[str, float]:
         """Return the nodes where an owner's pods failed; the latest ones if there are many.
@@ -136,40 +158,45 @@ class FailureLog:
 
     def count(self, node: str) -> int:
         """Return the number of owners whose failures count against a node."""
-        by_device, others = self._counting(node, *self._spread())
+        by_device, others = self._counting(node)
         return len(by_device) + (len(others) if len(others) > 1 else 0)
 
     def suspicion(self, now: float) -> Mapping[str, float]:
         """Return the share of certainty that nodes lose, 0 to 1; other nodes lose none."""
-        self._refresh(now)
-        spread = self._spread()
+        return finish(self.suspicion_in_steps(now))
+
+    def suspicion_in_steps(self, now: float) -> Steps[Mapping[str, float]]:
+        """Return the same as `suspicion`, in cooperative steps."""
         suspicion = {}
-        for node in self._by_node:
-            by_device, others = (
-                [self._weight(now - failure.fades_from) for failure in some]
-                for some in self._counting(node, *spread)
-            )
-            # One owner alone is no evidence: the heaviest failure without a device does not count.
-            total = sum(by_device) + sum(others) - max(others, default=0.0)
-            if total > 0:
-                suspicion[node] = self._lost(total)
+        for some in _pieces(self._by_node):
+            self._refresh(some, now)
+            yield
+        for some in _pieces(self._by_node):
+            for node in some:
+                by_device, others = (
+                    [self._weight(now - failure.fades_from) for failure in counting]
+                    for counting in self._counting(node)
+                )
+                # One owner alone is no evidence: the heaviest failure without a device does not
+                # count.
+                total = sum(by_device) + sum(others) - max(others, default=0.0)
+                if total > 0:
+                    suspicion[node] = self._lost(total)
+            yield
         return suspicion
 
     def _lost(self, total: float) -> float:
         """Return the share of certainty that a node loses for failures of this total weight."""
         return 1.0 - float((1.0 - self._rule.weight) ** total)
 
-    def _refresh(self, now: float) -> None:
+    def _refresh(self, nodes: Iterable[str], now: float) -> None:
         """Forget faded failures, and record device faults that were reported meanwhile."""
-        for node, failures in list(self._by_node.items()):
-            for owner, failure in list(failures.items()):
+        for node in nodes:
+            for owner, failure in list(self._by_node.get(node, {}).items()):
                 # First: a device fault restores the weight of a failure that has faded.
                 self._measure(node, failure)
                 if self._weight(now - failure.fades_from) < _FORGOTTEN_WEIGHT:
-                    del failures[owner]
                     self._forget(owner, node)
-            if not failures:
-                del self._by_node[node]
 
     def _measure(self, node: str, failure: _Failure) -> None:
         """Record whether the node had a device fault at the first or the last failure."""
@@ -177,31 +204,31 @@ class FailureLog:
             if at > (failure.measured_at or float("-inf")) and self._had_fault(node, at):
                 failure.measured_at = at
 
-    def _spread(self) -> tuple[Counter[str], Counter[str]]:
-        """Count the nodes on which each owner's pods failed: by a device, and in any way.
-
-        The first number excludes failures with a measured device fault: the fault is the node's.
-        """
-        failed = [item for failures in self._by_node.values() for item in failures.items()]
-        by_device = (
-            owner
-            for owner, failure in failed
-            if failure.reported_at is not None and failure.measured_at is None
-        )
-        return Counter(by_device), Counter(owner for owner, _ in failed)
-
-    def _counting(
-        self, node: str, by_device: Counter[str], at_all: Counter[str]
-    ) -> tuple[list[_Failure], list[_Failure]]:
+    def _counting(self, node: str) -> tuple[list[_Failure], list[_Failure]]:
         """Return the failures that count against a node: caused by a device, and all others."""
         counting: tuple[list[_Failure], list[_Failure]] = ([], [])
         for owner, failure in self._by_node.get(node, {}).items():
-            has_changed = failure.device_at is None
-            spread = (at_all if has_changed else by_device)[owner]
-            if failure.measured_at is not None or spread == 1:
-                counting[has_changed].append(failure)
+            if failure.measured_at is not None or self._is_alone(owner, failure):
+                counting[failure.device_at is None].append(failure)
         return counting
+
+    def _is_alone(self, owner: str, failure: _Failure) -> bool:
+        """Return whether an owner's pods failed in this way on one node alone.
+
+        A failure with a measured device fault is no other way: the fault is the node's.
+        """
+        failures = self._by_owner[owner].values()
+        if failure.device_at is None:
+            return len(failures) == 1
+        return sum(one.reported_at is not None and one.measured_at is None for one in failures) == 1
 
     def _weight(self, age_seconds: float) -> float:
         """Return the weight of a failure, 1 if fresh or in the future."""
         return float(0.5 ** (max(age_seconds, 0.0) / self._rule.half_life_seconds))
+
+
+def _pieces(nodes: Iterable[str]) -> Iterator[list[str]]:
+    """Split the names of nodes, which may change meanwhile."""
+    names = iter(tuple(nodes))
+    while some := list(islice(names, _PIECE_NODES)):
+        yield some

@@ -199,7 +199,7 @@ class Snapshots:
         self._refresh = refresh
         is_done = False
         try:
-            suspicion = self._failures.suspicion(now)
+            suspicion = yield from self._failures.suspicion_in_steps(now)
             made = yield from refresh.steps(self._store, suspicion, self._versions, reshaped)
             made = _with_requests(made, self._requests.publish())
             if prepare is not None:

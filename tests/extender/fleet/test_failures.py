@@ -47,6 +47,17 @@ def test_a_second_owner_on_the_node_counts_and_a_third_counts_more() -> None:
     assert log_of(*pods).count("a") == 3
 
 
+def test_of_many_owners_that_fail_on_a_node_the_last_ones_are_remembered() -> None:
+    log = log_of(failed("a", "Job device", is_device_fault=True))
+    for number in range(1000):
+        log.note(failed("a", "", f"p-of-{number}-x"), NOW + number)
+
+    assert log.count("a") == 64
+    assert log.of_owner(owner_key("ns", "Job device", ""), NOW) == {"a": pytest.approx(0.5)}
+    assert log.of_owner(owner_key("ns", "", "p-of-936-x"), NOW + 1000) == {}
+    assert log.of_owner(owner_key("ns", "", "p-of-937-x"), NOW + 1000) != {}
+
+
 def test_pods_of_one_series_count_as_one_owner() -> None:
     sweep = [failed("a", "", f"sweep-{suffix}") for suffix in ("x7k2p", "9vbnm", "bcdfg", 1, 12)]
 
