@@ -107,7 +107,8 @@ _LEAST_RETRIES: Final = 20
 _MAX_DOUBLINGS: Final = 20
 
 _QUIET_INTERVALS: Final = 4
-"""Number of maximum intervals without a wake after which useless wakes are forgotten."""
+"""Number of maximum intervals without a wake after which useless wakes are forgotten, in all or for
+one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,6 +461,10 @@ class PodWakes:
             elif pod.is_out and not is_assumed(uid):
                 pod.is_out = False
                 self._note_in_vain(uid, pod, now)
+        quiet_seconds = _QUIET_INTERVALS * self._pace.max_interval_seconds
+        for name, node in list(self._nodes.items()):
+            if not node.tried and now - node.not_before > quiet_seconds:
+                del self._nodes[name]
 
     def confirm(self, need: object, nodes: Iterable[str], now: float) -> list[str]:
         """Return the nodes that were suitable in enough checks in a row, best first.

@@ -249,6 +249,20 @@ def test_a_node_to_which_no_pod_comes_is_tried_less_and_less_often() -> None:
     assert set(tried) == set(uids)
 
 
+def test_a_nodes_failed_wakes_are_forgotten_once_no_pod_tries_it_any_more() -> None:
+    plan = PodWakes(replace(QUICK, min_interval_seconds=2.0, max_interval_seconds=30.0))
+
+    def fail(uid: str, now: float) -> None:
+        plan.note_woken(uid, "node")
+        plan.note_waiting([uid], now, is_placed=lambda _: False, is_assumed=lambda _: False)
+
+    fail("first", 0.0)
+    plan.note_waiting([], 123.0, is_placed=lambda _: False, is_assumed=lambda _: False)
+    fail("second", 124.0)
+
+    assert [plan.open_nodes(["node"], 124.0 + wait) for wait in (1.0, 2.0)] == [[], ["node"]]
+
+
 async def test_node_unused_by_urgent_pods_is_offered_to_others_first(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
