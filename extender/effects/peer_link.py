@@ -39,12 +39,15 @@ _MAX_RESOURCES: Final = 16
 _MAX_FAULTS: Final = 16
 
 _MAX_AGE_SECONDS: Final = 86_400.0
+_MAX_TIME: Final = 1e12
+"""Largest time on a monotonic clock, in seconds: differences of larger ones may be infinite."""
 _MAX_COUNT: Final = 1_000_000
 _MAX_MEMORY: Final = (1 << 63) - 1
 
 _Name = Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
 _Key = Annotated[str, msgspec.Meta(max_length=_MAX_KEY)]
 _Age = Annotated[float, msgspec.Meta(ge=0, le=_MAX_AGE_SECONDS)]
+_Time = Annotated[float, msgspec.Meta(ge=-_MAX_TIME, le=_MAX_TIME)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX_COUNT)]
 _Resources = Annotated[dict[_Name, _Count], msgspec.Meta(max_length=_MAX_RESOURCES)]
 
@@ -85,9 +88,9 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     version: int
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME)]
     to: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)] = ""
-    gap_at: float = 0.0
-    mark: float | None = None
-    sent_at: float | None = None
+    gap_at: _Time = 0.0
+    mark: _Time | None = None
+    sent_at: _Time | None = None
     requests: Annotated[list[_ReportedRequest], msgspec.Meta(max_length=_MAX_RECORDS)] = (
         msgspec.field(default_factory=list)
     )
@@ -104,7 +107,7 @@ class Receipt(msgspec.Struct, kw_only=True, frozen=True):
 
     version: int
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME)]
-    mark: float | None = None
+    mark: _Time | None = None
 
 
 class _Version(msgspec.Struct):

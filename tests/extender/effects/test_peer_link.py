@@ -77,6 +77,10 @@ def message(**changes: Any) -> bytes:
     ).encode()
 
 
+def about(**changes: Any) -> bytes:
+    return json.dumps({"version": VERSION, "instance": "a", **changes}).encode()
+
+
 @pytest.mark.parametrize("faults", [None, [], ["apiserver/pods", "prometheus"]])
 def test_a_message_has_the_faults_of_its_sender_or_none_if_not_ready(
     faults: list[str] | None,
@@ -114,6 +118,9 @@ def test_unknown_fields_are_ignored() -> None:
             message(resources={f"g{n}": 1 for n in range(17)}), "$.requests[0].resources", id="many"
         ),
         pytest.param(message(memory_bytes=-5), "$.requests[0].memory_bytes", id="negative-memory"),
+        pytest.param(about(sent_at=-1e13), "$.sent_at", id="sent-at-no-time"),
+        pytest.param(about(mark=1e308), "$.mark", id="mark-at-no-time"),
+        pytest.param(about(gap_at=1e13), "$.gap_at", id="gap-at-no-time"),
         pytest.param(b"\xff" + message(), "", id="no-unicode"),
         pytest.param(b"[" * 100_000, "", id="deep"),
     ],
