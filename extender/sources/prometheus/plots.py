@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -122,12 +123,19 @@ async def _query_all(
     times: Sequence[float],
     by_device: Mapping[Signal, dict[DeviceKey, _Values]],
 ) -> None:
-    """Query each metric of the signals, one after the other."""
+    """Query each metric of the signals, one after the other.
+
+    Raises:
+        ValueError: an answer is not an answer of Prometheus.
+    """
     metrics = [metric for metric in table_of(settings) if metric.signal in by_device]
     async with await _session(settings) as session:
         for metric in metrics:
             rows = await _query(session, settings, metric, cards, times)
-            _merge_rows(rows, metric, times, by_device[metric.signal])
+            merge = partial(
+                _merge_rows, metric=metric, times=times, by_device=by_device[metric.signal]
+            )
+            decode_with(merge, rows)
 
 
 async def _session(settings: "Prometheus") -> aiohttp.ClientSession:

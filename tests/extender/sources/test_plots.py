@@ -95,6 +95,24 @@ async def test_odd_rows_are_ignored() -> None:
     assert hour.activity == {CARD: [None] * _STEPS}
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"metric": {"UUID": ' + '{"a":' * 1015 + "1" + "}" * 1015 + '}, "values": []}',
+        '{"metric": {"UUID": "GPU-a"}, "values": [["inf", "1"]]}',
+    ],
+    ids=["deep-label", "infinite-time"],
+)
+async def test_rows_that_cannot_be_read_are_reported_and_not_raised(row: str) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response(text=f'{{"status": "success", "data": {{"result": [{row}]}}}}')
+
+    async with answering(answer) as url:
+        hour = await plots(url=url).hour([CARD])
+
+    assert "cannot query Prometheus" in hour.error
+
+
 async def test_credentials_and_selector_are_sent_with_each_query(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
