@@ -43,6 +43,8 @@ _PARALLEL_QUERIES = 4
 """Queries at the same time: Prometheus answers 20 by default, for all its clients."""
 _MAX_ANSWER_MIB: Final = 256
 """Largest answer that is read: far above one metric of 40,000 GPUs with all its labels."""
+_MAX_ERROR_BYTES: Final = 1 << 16
+"""Part of an answer with an error that is read; messages quote its start."""
 _CHUNK_BYTES: Final = 1 << 16
 _EXCERPT_CHARACTERS: Final = 200
 _HINTS: Final[Mapping[int, str]] = {
@@ -240,6 +242,8 @@ class PrometheusClient:
             if not chunk:
                 return body
             body += chunk
+            if response.status_code != HTTPStatus.OK and len(body) > _MAX_ERROR_BYTES:
+                return body
             if len(body) > _MAX_ANSWER_MIB * MIB:
                 raise self._error(
                     f"the answer is larger than {_MAX_ANSWER_MIB} MiB",

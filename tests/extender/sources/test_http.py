@@ -175,6 +175,18 @@ async def test_huge_answer_is_refused(prometheus: FakePrometheus) -> None:
     assert "larger than 1 MiB" in await error_of(settings(prometheus.url))
 
 
+async def test_an_endless_error_is_read_only_at_its_start(prometheus: FakePrometheus) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=500)
+        await response.prepare(request)
+        while True:
+            await response.write(b"out of memory " * 1000)
+
+    prometheus.handler = handler
+
+    assert "HTTP 500: out of memory" in await error_of(settings(prometheus.url))
+
+
 async def test_a_small_answer_that_decompresses_to_a_huge_one_is_refused(
     prometheus: FakePrometheus,
 ) -> None:
