@@ -25,6 +25,7 @@ from extender.sources.prometheus.dcgm import (
     convert,
 )
 from extender.sources.prometheus.dcgm_devices import (
+    MOST_ON_NODE,
     DeviceRow,
     DeviceTable,
     PodShare,
@@ -207,6 +208,7 @@ class _Discovery:
         identity: names and addresses of the nodes at that time.
         unmatched_series: number of series whose labels name no node.
         unmatched_example: labels of one of them.
+        crowded_node: a node with too many devices, "" if there is none.
     """
 
     at: float = 0.0
@@ -214,6 +216,7 @@ class _Discovery:
     identity: NodeIdentity | None = None
     unmatched_series: int = 0
     unmatched_example: str = ""
+    crowded_node: str = ""
 
     def is_same(self, identity_metrics: Sequence[str], identity: NodeIdentity) -> bool:
         """Return whether another query would have the same parameters, and no series to match."""
@@ -286,6 +289,11 @@ class Collector:
             lambda: self._find_shares(metrics, identity_metrics, now)
         )
         columns, failed = _wait_for_columns([*use_columns, *other_columns])
+        if self._discovery.crowded_node:
+            failed["devices"] = (
+                f"series name more than {MOST_ON_NODE} devices of {self._discovery.crowded_node}, "
+                "and some are ignored: do all come from an exporter? narrow prometheus.selector"
+            )
         if error := wait_for_error(pending_shares):
             failed["shares"] = str(error)
         if error := wait_for_error(pending_tenants):
@@ -294,6 +302,8 @@ class Collector:
         else:
             tenants = self._changed_tenants(pending_tenants.result(), now)
         shares, divided = ((), ()) if "shares" in failed else pending_shares.result()
+        shares = [share for share in shares if share[0] in self._devices]
+        divided = [key for key in divided if key in self._devices]
         partial_answers = self._queries.partial_answers - partial_before
         return Round(
             removed=removed,
@@ -376,6 +386,7 @@ class Collector:
             identity=identity,
             unmatched_series=changes.unmatched_series,
             unmatched_example=changes.unmatched_example,
+            crowded_node=changes.crowded_node,
         )
         return changes.removed, changes.added, changes.scraped
 

@@ -17,6 +17,7 @@ import numpy as np
 from extender.core.devices.readings import LARGEST_XID, Column, DeviceKey, Signal
 from extender.core.policy import Health
 from extender.core.untyped import number_of
+from extender.runtime.terminal_escapes import plain_text
 from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.node_identity import NodeIdentity, match_node
 from extender.sources.prometheus.promql import (
@@ -41,6 +42,12 @@ from extender.sources.prometheus.responses import (
 
 _UUID, _OLD_UUID = UUID_LABELS
 _NAN: Final = float("nan")
+
+MOST_ON_NODE: Final = 256
+"""Maximum number of devices of a node, as in agents' reports."""
+
+_MAX_SHOWN: Final = 128
+"""Longest model, profile and driver version, in characters, as in agents' reports."""
 
 Tenants = dict[DeviceKey, tuple[str, ...]]
 
@@ -87,6 +94,7 @@ class _ParsedDevices:
         scraped: time of each device's last scrape, by identity (Prometheus's clock).
         unmatched_series: number of series whose labels name no node of the cluster.
         unmatched_example: labels of one of them.
+        crowded_node: a node with more than `MOST_ON_NODE` devices, "" if there is none.
         evaluated_at: time of the answer by the server's clock; None for an empty answer.
     """
 
@@ -94,6 +102,7 @@ class _ParsedDevices:
     scraped: dict[DeviceKey, float] = field(default_factory=dict)
     unmatched_series: int = 0
     unmatched_example: str = ""
+    crowded_node: str = ""
     evaluated_at: float | None = None
 
 
@@ -108,6 +117,7 @@ class _DeviceChanges:
         evaluated_at: time of the answer by the server's clock; None if unknown.
         unmatched_series: number of series whose labels name no node of the cluster.
         unmatched_example: labels of one of them.
+        crowded_node: a node with more than `MOST_ON_NODE` devices, "" if there is none.
     """
 
     removed: Sequence[int] = ()
@@ -116,6 +126,7 @@ class _DeviceChanges:
     evaluated_at: float | None
     unmatched_series: int = 0
     unmatched_example: str = ""
+    crowded_node: str = ""
 
 
 def device_key(labels: Mapping[str, str]) -> DeviceKey | None:
@@ -179,7 +190,24 @@ def _parse_devices(
             key = before.key
         parsed.devices[key] = before if before == found[0] else found[0]
         parsed.scraped[key] = found[1]
+    _drop_surplus(parsed, known)
     return parsed
+
+
+def _drop_surplus(parsed: _ParsedDevices, known: Mapping[DeviceKey, DeviceRow]) -> None:
+    """Drop devices of nodes with too many; devices of the previous answer stay.
+
+    Any pod that Prometheus scrapes can invent devices of any node.
+    """
+    by_node: dict[str, list[DeviceKey]] = {}
+    for key, row in parsed.devices.items():
+        by_node.setdefault(row.node, []).append(key)
+    for node, keys in by_node.items():
+        if len(keys) <= MOST_ON_NODE:
+            continue
+        parsed.crowded_node = node
+        for key in sorted(keys, key=lambda key: key not in known)[MOST_ON_NODE:]:
+            del parsed.devices[key], parsed.scraped[key]
 
 
 def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceRow:
@@ -188,11 +216,15 @@ def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceR
         uuid=key[0],
         gpu_instance_id=key[1],
         card_index=number_of(labels.get(INDEX_LABEL, "")),
-        # All devices share a few texts.
-        model=intern(labels.get(MODEL_LABEL, "")),
-        mig_profile=intern(labels.get(PROFILE_LABEL, "")),
-        driver_version=intern(labels.get(DRIVER_LABELS[0]) or labels.get(DRIVER_LABELS[1], "")),
+        model=_shown(labels.get(MODEL_LABEL, "")),
+        mig_profile=_shown(labels.get(PROFILE_LABEL, "")),
+        driver_version=_shown(labels.get(DRIVER_LABELS[0]) or labels.get(DRIVER_LABELS[1], "")),
     )
+
+
+def _shown(label: str) -> str:
+    """Return a label that messages show, without control characters; devices share a few texts."""
+    return intern(plain_text(label, _MAX_SHOWN))
 
 
 def _merge(one: tuple[DeviceRow, float], other: tuple[DeviceRow, float]) -> tuple[DeviceRow, float]:
@@ -246,6 +278,7 @@ class DeviceTable:
             evaluated_at=parsed.evaluated_at,
             unmatched_series=parsed.unmatched_series,
             unmatched_example=parsed.unmatched_example,
+            crowded_node=parsed.crowded_node,
         )
 
     def recognize_devices(self, text: Text) -> _DeviceChanges | None:

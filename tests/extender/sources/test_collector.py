@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.sources.prometheus.dcgm_devices import DeviceRow
+from extender.sources.prometheus.dcgm_devices import MOST_ON_NODE, DeviceRow
 from extender.sources.prometheus.protocol import PrometheusError
 from testkit.collecting import NOW, PLAIN, CollectorState
 from testkit.prometheus.fake import FakePrometheus, read_sample, series, util
@@ -318,6 +318,40 @@ async def test_shared_card_has_its_own_value_and_all_its_pods(fake: FakePromethe
     assert state.value(Signal.MEMORY_USED, uuid) == 10812 << 20
     assert state.value(Signal.MEMORY_FREE, uuid) == 4121 << 20
     assert state.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
+
+
+async def test_labels_that_messages_show_have_no_control_characters_and_are_short(
+    fake: FakePrometheus,
+) -> None:
+    fake.series = [util(1, modelName="H100\x9b31m\u202e", DCGM_FI_DRIVER_VERSION="5" * 4_000)]
+    state = CollectorState(fake.url)
+
+    await state.round(NOW)
+
+    assert (state.rows[0].model, state.rows[0].driver_version) == ("H100\ufffd31m\ufffd", "5" * 128)
+
+
+async def test_devices_beyond_the_limit_of_a_node_are_ignored_and_reported(
+    fake: FakePrometheus,
+) -> None:
+    known = [util(1, UUID="GPU-z"), util(2, UUID="GPU-other", Hostname="gpu-2")]
+    fake.series = known
+    state = CollectorState(fake.url)
+    await state.round(NOW)
+
+    fake.series = [*(util(3, UUID=f"GPU-{number:03}") for number in range(300)), *known]
+    found = await state.round(NOW + 60.0)
+
+    assert len(state.rows) == MOST_ON_NODE + 1
+    assert [row.uuid for row in state.rows[:2]] == ["GPU-z", "GPU-other"]
+    assert state.value(Signal.GPU_UTILIZATION, "GPU-other") == pytest.approx(0.02)
+    assert "more than 256 devices of gpu-1" in found.failed["devices"]
+
+    fake.series = known
+    found = await state.round(NOW + 120.0)
+
+    assert [row.uuid for row in state.rows] == ["GPU-z", "GPU-other"]
+    assert not found.failed
 
 
 async def test_value_that_is_text_is_missing(fake: FakePrometheus) -> None:
