@@ -34,6 +34,10 @@ MOST_CONTAINERS: Final = 1000
 _MOST_QUANTITIES: Final = 5000
 """Limit for pods from an unknown sender: limits and requests of all containers together."""
 
+_MOST_CHARACTERS: Final = 320
+"""Limit for a pod's UID, name, namespace and nominated node, and for names of resources, which have
+at most 317. They are remembered for up to half an hour."""
+
 _MOST_JUDGED: Final = 16
 """Maximum number of a pod's containers that are judged singly: each takes time on every node."""
 
@@ -227,6 +231,11 @@ def excess_of(pod: Mapping[str, object]) -> str:
     if containers > MOST_CONTAINERS:
         return f"{containers} containers: must be at most {MOST_CONTAINERS}"
     parts = (mapping_of(part.get("resources")) for part in (spec, *map(mapping_of, chain(*lists))))
+    named = mapping_of(pod.get("metadata"))
+    names = [text_of(named.get(name)) for name in ("uid", "namespace", "name")]
+    names.append(text_of(mapping_of(pod.get("status")).get("nominatedNodeName")))
+    if (longest := max(map(len, names))) > _MOST_CHARACTERS:
+        return f"a name of {longest} characters: must be at most {_MOST_CHARACTERS}"
     quantities = len(mapping_of(spec.get("overhead"))) + sum(
         len(mapping_of(part.get(kind))) for part in parts for kind in ("limits", "requests")
     )
@@ -288,7 +297,7 @@ def has_gpu_claims(pod: Mapping[str, object]) -> bool:
 
 
 def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
-    """Parse the GPU counts of a resource list; unparsable quantities are skipped.
+    """Parse the GPU counts of a resource list; bad quantities and names are skipped.
 
     Example:
         >>> read_counts({"nvidia.com/gpu": "8", "cpu": "64"}, ResourceNames())
@@ -296,7 +305,7 @@ def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
     """
     counts = {}
     for name, quantity in mapping_of(quantities).items():
-        if names.matches(name):
+        if names.matches(name) and len(name) <= _MOST_CHARACTERS:
             try:
                 counts[name] = min(parse_whole(quantity), _MAX_COUNT)
             except ValueError:

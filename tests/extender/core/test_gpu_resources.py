@@ -1,8 +1,16 @@
 """Intersection of two lists of names of GPU resources."""
 
+from collections.abc import Mapping
+
 import pytest
 
-from extender.core.request.gpu_resources import _NO_NAMES, MOST_CONTAINERS, ResourceNames, excess_of
+from extender.core.request.gpu_resources import (
+    _NO_NAMES,
+    MOST_CONTAINERS,
+    ResourceNames,
+    excess_of,
+    read_counts,
+)
 
 GPU, SMALL = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 ANY, MIG = "nvidia.com/*", "nvidia.com/mig-*"
@@ -27,3 +35,25 @@ def test_resources_by_both_lists_are_shared(
 
 def test_a_pod_may_have_as_many_containers_as_the_limit() -> None:
     assert excess_of({"spec": {"containers": [{}] * MOST_CONTAINERS}}) == ""
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"metadata": {"uid": "u" * 321}},
+        {"metadata": {"namespace": "n" * 321}},
+        {"metadata": {"name": "n" * 321}},
+        {"status": {"nominatedNodeName": "n" * 321}},
+    ],
+    ids=["uid", "namespace", "name", "nominated-node"],
+)
+def test_a_pod_with_a_name_longer_than_any_in_kubernetes_is_excessive(
+    pod: Mapping[str, object],
+) -> None:
+    assert excess_of(pod) == "a name of 321 characters: must be at most 320"
+
+
+def test_a_resource_with_a_name_longer_than_any_in_kubernetes_is_skipped() -> None:
+    limits = {f"nvidia.com/mig-{'1' * 400}": "1", "nvidia.com/mig-1g.5gb": "1"}
+
+    assert read_counts(limits, ResourceNames()) == {"nvidia.com/mig-1g.5gb": 1}
