@@ -394,9 +394,18 @@ def _meant(name: str) -> str:
 
 
 def shorten(value: object) -> str:
-    """Return a value as one line of limited length."""
+    r"""Return a value as one line of limited length, without control characters.
+
+    It becomes part of Events and of warnings, which terminals show.
+
+    Example:
+        >>> shorten("20\x1b[31m \n Gi")
+        '20�[31m Gi'
+    """
     text = value if isinstance(value, str) else type(value).__name__
     line = " ".join(text[: 2 * _MAX_SHOWN].split())
+    if not line.isprintable():
+        line = "".join(one if one.isprintable() else "\ufffd" for one in line)
     return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
 
 
