@@ -25,6 +25,10 @@ _POD: Final = re.compile(
 """Matches `pod<uid>` (cgroupfs) and `…-pod<uid>.slice` (systemd); with `:` if containerd writes a
 systemd path for a cgroupfs runtime. Does not match podman's `libpod-…`."""
 
+_OF_USER: Final = re.compile(r"/user@[0-9]+\.service/")
+"""Matches the path of a user's session, in which systemd lets the user create cgroups of any name.
+"""
+
 _CONTAINER: Final = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])", re.IGNORECASE)
 
 _OWN_POD: Final = re.compile(r"/|(?:/\.\.)?(?:/(?!\.\.$)[^/]+)?")
@@ -59,7 +63,8 @@ _UNKNOWN_LOCATION: Final = ProcessLocation(place=Place.UNKNOWN)
 def parse_cgroup(text: str, *, has_private_namespace: bool = False) -> ProcessLocation:
     """Parse a `/proc/<pid>/cgroup` file to the location of its process.
 
-    The outermost pod counts: a nested container (Docker or kind in a pod) belongs to that pod.
+    The outermost pod counts: a nested container (Docker or kind in a pod) belongs to that pod. A
+    pod's name inside a user's session is the user's invention: the process is the host's.
 
     Args:
         text: content of the file: one line for each hierarchy (v1), one line (v2), or both
@@ -77,7 +82,7 @@ def parse_cgroup(text: str, *, has_private_namespace: bool = False) -> ProcessLo
     paths = _paths(text)
     for path in paths:
         found = _POD.search(path)
-        if found is not None:
+        if found is not None and not _OF_USER.search(path, 0, found.end()):
             container = _CONTAINER.search(path, found.end())
             return ProcessLocation(
                 place=Place.POD,

@@ -185,6 +185,17 @@ def test_the_pod_of_a_process_is_found_for_every_runtime(
         ),
         pytest.param(f"0::/user/mypod{UID}\n", f"mypod{UID}", id="a-word-that-ends-in-pod"),
         pytest.param("0::/system.slice/podman-12ab.service\n", "podman-12ab.service", id="podman"),
+        pytest.param(
+            "0::/user.slice/user-1000.slice/user@1000.service/"
+            f"kubepods.slice/kubepods-pod{SLICE}.slice/x.scope\n",
+            "x.scope",
+            id="a-user-who-names-a-cgroup-like-a-pod",
+        ),
+        pytest.param(
+            f"1:name=systemd:/user.slice/user-1000.slice/user@1000.service/pod{UID}\n0::/\n",
+            f"pod{UID}",
+            id="a-user-in-the-hierarchy-of-systemd",
+        ),
         pytest.param("0::/a:b/podcast\n", "podcast", id="colons-and-words-that-start-with-pod"),
         pytest.param(
             "0::/kubepods.slice/kubelet-helper.service\n", "kubelet-helper.service", id="no-uid"
