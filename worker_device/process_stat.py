@@ -32,16 +32,18 @@ class _ProcessStat:
 def small_file(path: str) -> str | None:
     """Return the first 64 KiB of a file as text; None if it cannot be read.
 
+    Never waits: a path may name a pipe, as `--config /dev/fd/63` does.
+
     Bare system calls take a third of the time of `open`. The agent reads such files every second
     for every process on every GPU.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         return os.read(descriptor, _MAX_BYTES).decode(errors="replace")
-    except OSError:  # the process ended after the file was opened
+    except OSError:  # the process ended after the file was opened, or an empty pipe
         return None
     finally:
         os.close(descriptor)

@@ -12,9 +12,11 @@ Nothing here needs access to the API server or an RBAC permission.
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -33,8 +35,10 @@ from extender.runtime.decoding import MalformedError, decode_with
 from worker_device.process_stat import process_stat, small_file
 
 _DEFAULT_DEADLINE_SECONDS: Final = 2.0
-_MAX_ANSWER_BYTES: Final = 64 << 20
-"""Limit of an answer: a node with 250 pods answers about 50 KiB, so a larger answer is a fault."""
+_MAX_ANSWER_BYTES: Final = 8 << 20
+_MAX_DEVICE_IDS: Final = 100_000
+"""Limits of an answer: a node with 250 pods answers about 50 KiB, and 16 cards with a thousand
+shares each have 16,000 ids. The agent may use 160 MiB."""
 
 _REMEDIES: Final = {
     FileNotFoundError: "is the kubelet's directory /var/lib/kubelet/pod-resources mounted?",
@@ -47,8 +51,12 @@ _STATUS_REMEDIES: Final = {
 }
 
 _Answer = TypeVar("_Answer", bound=Message)
+_Item = TypeVar("_Item")
 
 _KUBELET: Final = "kubelet"
+_OF_ROOT: Final = re.compile(r"^Uid:\t0\t", re.MULTILINE)
+"""Line of `/proc/<pid>/status` with the real uid. The folder's owner is root also for a process
+that forbids core dumps."""
 _TOPOLOGY_SECONDS: Final = 300.0
 """Interval of reads: the policy changes only when the kubelet restarts."""
 
@@ -155,7 +163,7 @@ class PodResourcesClient:
             PodResourcesError: no answer within the deadline, or an answer that cannot be decoded.
         """
         answer = await self._call("List", v1.ListPodResourcesRequest(), v1.ListPodResourcesResponse)
-        return tuple(_allocations(answer))
+        return self._bounded("List", _allocations(answer))
 
     async def allocatable(self) -> tuple[str, ...]:
         """Return the ids of all healthy devices and shares that device plugins have registered.
@@ -168,13 +176,25 @@ class PodResourcesClient:
             v1.AllocatableResourcesRequest(),
             v1.AllocatableResourcesResponse,
         )
-        return tuple(device_id for devices in answer.devices for device_id in devices.device_ids)
+        device_ids = (one for devices in answer.devices for one in devices.device_ids)
+        return self._bounded("GetAllocatableResources", device_ids)
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def _bounded(self, call: str, items: Iterable[_Item]) -> tuple[_Item, ...]:
+        """Return the items of an answer.
+
+        Raises:
+            PodResourcesError: there are too many.
+        """
+        found = tuple(islice(items, _MAX_DEVICE_IDS + 1))
+        if len(found) > _MAX_DEVICE_IDS:
+            raise self._failed(call, f"more than {_MAX_DEVICE_IDS} devices", None)
+        return found
 
     async def _call(self, call: str, request: Message, kind: type[_Answer]) -> _Answer:
         if self._channel is None:
@@ -198,8 +218,10 @@ class PodResourcesClient:
             raise self._failed(call, error.strerror or str(error), _remedy(error)) from error
         except (StreamTerminatedError, H2Error, ProtocolError) as error:
             raise self._failed(call, f"connection lost: {error}", None) from error
-        except (MalformedError, _TooLargeError, NotImplementedError) as error:
-            raise self._failed(call, f"unreadable answer: {error}", None) from error
+        # grpclib asserts that a server keeps to the protocol.
+        except (MalformedError, _TooLargeError, NotImplementedError, AssertionError) as error:
+            cause = str(error) or "half a message"
+            raise self._failed(call, f"unreadable answer: {cause}", None) from error
         finally:
             if not is_answered:
                 self.close()  # the rest of a broken or late answer must not reach the next call
@@ -307,9 +329,7 @@ def _read_topology(proc: Path) -> Topology:
             flags[found[1]] = found[2] or following
     # Flags count before the files of `--config-dir`, and of these the last one.
     files = [flags["config"]] if "config" in flags else []
-    files += (
-        sorted(map(str, Path(flags["config-dir"]).glob("*.conf"))) if "config-dir" in flags else []
-    )
+    files += _config_files(flags["config-dir"]) if "config-dir" in flags else []
     fields: dict[str, str] = {}
     for file in files:
         fields |= _TOPOLOGY_FIELD.findall(small_file(file) or "")
@@ -318,8 +338,20 @@ def _read_topology(proc: Path) -> Topology:
     return (policy, scope) if policy else UNKNOWN_TOPOLOGY
 
 
+def _config_files(directory: str) -> list[str]:
+    """Return the paths of a directory's configuration files, [] if it cannot be read."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.path for entry in entries if entry.name.endswith(".conf"))
+    except OSError:
+        return []
+
+
 def _command_lines(proc: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the arguments of processes named kubelet that run in no pod."""
+    """Yield the arguments of root's processes named kubelet that run in no pod.
+
+    Any user of the node may give a process this name, and a command line names files to open.
+    """
     try:
         pids = [int(path.name) for path in proc.iterdir() if path.name.isdecimal()]
     except OSError:
@@ -327,6 +359,8 @@ def _command_lines(proc: Path) -> Iterator[tuple[str, ...]]:
     for pid in sorted(pids):
         stat = process_stat(pid, proc)
         if stat is None or stat.name != _KUBELET:
+            continue
+        if not _OF_ROOT.search(small_file(f"{proc}/{pid}/status") or ""):
             continue
         in_pod = parse_cgroup(small_file(f"{proc}/{pid}/cgroup") or "").place is Place.POD
         if not in_pod:

@@ -31,13 +31,21 @@ class FakeMachine:
         (self.proc / "2" / "status").write_text("Name:\tsh\nPid:\t2\nPPid:\t1\n")
 
     def run(
-        self, pid: int, cgroup: str = HOST_CGROUP, *, name: str = "python", started: int = 1_000
+        self,
+        pid: int,
+        cgroup: str = HOST_CGROUP,
+        *,
+        name: str = "python",
+        started: int = 1_000,
+        uid: int = 0,
     ) -> None:
         directory = self.proc / str(pid)
         directory.mkdir(exist_ok=True)
         fields = " ".join(["S", "1", *["0"] * 17, str(started), *["0"] * 30])
         (directory / "stat").write_text(f"{pid} ({name}) {fields}\n")
         (directory / "cgroup").write_text(cgroup + "\n")
+        uids = "\t".join([str(uid)] * 4)
+        (directory / "status").write_text(f"Name:\t{name}\nUid:\t{uids}\nGid:\t0\t0\t0\t0\n")
 
     def become_zombie(self, pid: int) -> None:
         stat = self.proc / str(pid) / "stat"

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ import h2.events
 import pytest
 from grpc_tools import protoc
 
+from agent.tenants import kubelet as module
 from agent.tenants.kubelet import (
     _TOPOLOGY_SECONDS,
     UNKNOWN_TOPOLOGY,
@@ -216,6 +218,19 @@ async def test_an_answer_above_the_size_limit_is_rejected(kubelet: FakeKubelet) 
     await asyncio.sleep(0)
 
 
+async def test_an_answer_with_too_many_devices_is_rejected(
+    kubelet: FakeKubelet, client: PodResourcesClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_DEVICE_IDS", 2)
+    kubelet.pods = [pod("wide", container("main", "GPU-1", "GPU-1", "GPU-1"))]
+    kubelet.allocatable = [{"resource_name": "nvidia.com/gpu", "device_ids": ["a", "b", "c"]}]
+
+    with pytest.raises(PodResourcesError, match=r"List.*more than 2 devices"):
+        await client.list()
+    with pytest.raises(PodResourcesError, match=r"GetAllocatable.*more than 2 devices"):
+        await client.allocatable()
+
+
 def half_an_answer(connection: h2.connection.H2Connection, stream: int) -> None:
     connection.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
     connection.send_data(stream, struct.pack(">?I", False, 1_000) + b"only the start")
@@ -238,11 +253,17 @@ def a_web_page(connection: h2.connection.H2Connection, stream: int) -> None:
     connection.send_data(stream, b"<html>", end_stream=True)
 
 
+def half_a_message(connection: h2.connection.H2Connection, stream: int) -> None:
+    connection.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    connection.send_data(stream, b"\0\0")
+    connection.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+
+
 def silence(connection: h2.connection.H2Connection, stream: int) -> None:
     """Close the connection without an answer."""
 
 
-COMPLETE = (not_a_message, compressed, a_web_page)
+COMPLETE = (not_a_message, compressed, a_web_page, half_a_message)
 
 
 @contextmanager
@@ -278,7 +299,10 @@ def one_answer(
         thread.join(10)
 
 
-@pytest.mark.parametrize("answer", [half_an_answer, not_a_message, compressed, a_web_page, silence])
+@pytest.mark.parametrize(
+    "answer",
+    [half_an_answer, half_a_message, not_a_message, compressed, a_web_page, silence],
+)
 async def test_a_malformed_answer_is_a_clear_error(
     tmp_path: Path, answer: Callable[[h2.connection.H2Connection, int], None]
 ) -> None:
@@ -316,9 +340,12 @@ def machine(tmp_path: Path) -> FakeMachine:
 
 
 def start(
-    machine: FakeMachine, *arguments: str, cgroup: str = "0::/system.slice/kubelet.service"
+    machine: FakeMachine,
+    *arguments: str,
+    cgroup: str = "0::/system.slice/kubelet.service",
+    uid: int = 0,
 ) -> None:
-    machine.run(900, cgroup, name="kubelet")
+    machine.run(900, cgroup, name="kubelet", uid=uid)
     command = "\0".join(["/usr/bin/kubelet", *arguments, ""])
     (machine.proc / "900" / "cmdline").write_text(command)
 
@@ -388,6 +415,30 @@ def test_a_process_in_a_pod_is_not_the_kubelet(machine: FakeMachine) -> None:
     machine.run(901)
 
     assert _read_topology(machine.proc) == UNKNOWN_TOPOLOGY
+
+
+def test_a_process_of_another_user_is_not_the_kubelet(machine: FakeMachine) -> None:
+    start(machine, SINGLE, uid=1000)
+
+    assert _read_topology(machine.proc) == UNKNOWN_TOPOLOGY
+
+
+def test_a_pipe_as_configuration_file_is_not_waited_for(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "config.yaml")
+    start(machine, f"--config={tmp_path / 'config.yaml'}", SINGLE)
+
+    assert _read_topology(machine.proc) == ("single-numa-node", "")
+
+
+@pytest.mark.parametrize("name", ["/" + "a" * 4_000 * 2, "/dev/null", ""])
+def test_a_configuration_directory_that_cannot_be_read_counts_as_empty(
+    machine: FakeMachine, name: str
+) -> None:
+    start(machine, f"--config-dir={name}", SINGLE)
+
+    assert _read_topology(machine.proc) == ("single-numa-node", "")
 
 
 def test_another_policy_is_seen_after_some_minutes(machine: FakeMachine) -> None:

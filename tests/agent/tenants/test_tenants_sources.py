@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -352,25 +351,21 @@ def test_a_process_that_ends_during_the_read_is_left_out(tmp_path: Path) -> None
     assert look_up(ProcessTable(machine.proc, clock=Clock()), 5) == {}
 
 
-def test_a_pid_reused_during_the_read_is_left_out(tmp_path: Path) -> None:
+def test_a_pid_reused_during_the_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP, started=1_000)
-    cgroup = machine.proc / "5" / "cgroup"
-    cgroup.unlink()
-    os.mkfifo(cgroup)  # a reader blocks until it is written
 
-    def hand_over() -> None:
-        with cgroup.open("w") as reader_came:
-            stat = machine.proc / "5" / "stat"
-            stat.write_text(stat.read_text().replace(" 1000 ", " 2000 "))
-            reader_came.write(HOST_CGROUP)
+    def read_late(path: str) -> str | None:
+        text = small_file(path)
+        if path.endswith("/5/cgroup"):
+            machine.run(5, HOST_CGROUP, started=2_000)
+        return text
 
-    thread = Thread(target=hand_over)
-    thread.start()
-    found = look_up(ProcessTable(machine.proc, clock=Clock()), 5)
-    thread.join()
+    monkeypatch.setattr(processes, "small_file", read_late)
 
-    assert found == {}
+    assert look_up(ProcessTable(machine.proc, clock=Clock()), 5) == {}
 
 
 def test_no_process_is_looked_up_if_host_processes_are_hidden(tmp_path: Path) -> None:
