@@ -192,6 +192,10 @@ class PrometheusClient:
             return call()
         except PrometheusError:
             raise
+        except MemoryError as error:
+            raise self._error(
+                "the answer needs too much memory", "narrow prometheus.selector"
+            ) from error
         except requests.exceptions.SSLError as error:
             raise self._error(_cause(error), "check prometheus.ca_file and cert_file") from error
         except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:

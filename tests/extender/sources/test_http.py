@@ -175,6 +175,17 @@ async def test_huge_answer_is_refused(prometheus: FakePrometheus) -> None:
     assert "larger than 1 MiB" in await error_of(settings(prometheus.url))
 
 
+async def test_an_answer_larger_than_the_memory_is_an_error(
+    prometheus: FakePrometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> bytearray:
+        raise MemoryError
+
+    monkeypatch.setattr(http.PrometheusClient, "_read", read)
+
+    assert "needs too much memory" in await error_of(settings(prometheus.url))
+
+
 async def test_an_endless_error_is_read_only_at_its_start(prometheus: FakePrometheus) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(status=500)

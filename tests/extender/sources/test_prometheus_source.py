@@ -162,6 +162,26 @@ async def test_failures_are_counted_and_the_source_recovers(fake: FakePrometheus
     assert status.failures >= 1
 
 
+async def test_an_answer_that_needs_too_much_memory_fails_alone(fake: FakePrometheus) -> None:
+    rows = b"{}," * (16 << 20) + b"{}"
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "modelName" not in request.query.get("query", ""):
+            return await fake.answer(request)
+        start = b'{"status":"success","data":{"resultType":"vector","result":['
+        return web.Response(body=start + rows + b"]}}")
+
+    fake.handler = handler
+    async with running(fake.url, timeout_seconds=DEADLINE_SECONDS) as delivered:
+        status = delivered.source.status
+        await until(lambda: bool(status().last_error))
+        assert "MemoryError" in status().last_error
+        fake.handler = None
+        await delivered.more()
+
+        assert status().worker_starts == 1
+
+
 async def test_a_round_in_which_every_metric_fails_is_a_failure(fake: FakePrometheus) -> None:
     fake.failing = {"max by (UUID, uuid, GPU_I_ID) ("}
     async with running(fake.url) as delivered:
