@@ -200,6 +200,10 @@ async def _guard_body(request: web.Request, handler: Handler) -> web.StreamRespo
         timer = asyncio.get_running_loop().call_later(_BODY_SECONDS, _end_late_body, request)
         try:
             return await handler(request)
+        except (ConnectionError, web.RequestPayloadError):
+            if request.transport is not None:
+                raise
+            return web.Response(status=400)  # no one reads it: the client left before its body
         finally:
             timer.cancel()
     response = web.Response(

@@ -113,6 +113,23 @@ async def answer_to_head(extender: Extender, port: int, path: str, expect: str =
     return int(answered.split()[1])
 
 
+async def test_a_client_that_leaves_before_its_body_is_no_fault(
+    extender: Extender, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = []
+    for port, path in ((0, "/filter"), (1, "/v1/explain"), (1, "/v1/size")):
+        url = URL(extender.addresses[port])
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b"{")
+        writer.write_eof()
+        left.append(await reader.read())
+        writer.close()
+
+    assert not any(left)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_body_larger_than_the_limit_is_refused(extender: Extender) -> None:
     body = io.BytesIO(b" " * (9 << 20))
     async with (
