@@ -20,6 +20,7 @@ from extender.core.decision.verdicts import (
     part_of,
 )
 from extender.core.devices.readings import Column, DeviceInfo, Signal
+from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Rows
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
@@ -235,6 +236,22 @@ _PIECE_RECORDS = 256
 """Decisions dropped per cooperative step, a few milliseconds."""
 
 
+_MAX_NAMES_BYTES: Final = 64 << 20
+"""Limit for candidates in all decisions that are not numbers of known nodes, about in bytes. A
+client that sends other names each time must not fill the memory."""
+
+_NAME_BYTES: Final = 64
+"""Size of a string without its characters."""
+
+
+def _names_bytes(record: DecisionRecord) -> int:
+    """Return the approximate size of a decision's candidates, 0 if they are numbers."""
+    names = record.decision.candidates
+    if isinstance(names, NamesAt):
+        return 0
+    return _NAME_BYTES * len(names) + sum(map(len, names))
+
+
 class DecisionHistory:
     """The last decisions, oldest first, up to a limit.
 
@@ -255,6 +272,7 @@ class DecisionHistory:
         self._choices: OrderedDict[str, Choice] = OrderedDict()
         self._explainable: deque[DecisionRecord] = deque()
         self._numbers = 0
+        self._names_bytes = 0
 
     def __iter__(self) -> Iterator[DecisionRecord]:
         """Iterate over the decisions, newest first."""
@@ -287,8 +305,11 @@ class DecisionHistory:
             or record.at - self._explainable[0].at > _EXPLAINABLE_SECONDS
         ):
             self._explainable.popleft().gather = None
-        if len(self._records) > self._length:
+        self._names_bytes += _names_bytes(record)
+        is_full = len(self._records) > self._length
+        while is_full or (self._names_bytes > _MAX_NAMES_BYTES and len(self._records) > 1):
             self._forget_oldest()
+            is_full = False
         self._choices.pop(record.pod.uid, None)
         self._choices[record.pod.uid] = Choice(
             number=record.number, at=record.at, verb=record.verb, best=record.decision.best
@@ -298,6 +319,7 @@ class DecisionHistory:
 
     def _forget_oldest(self) -> None:
         _, oldest = self._records.popitem(last=False)
+        self._names_bytes -= _names_bytes(oldest)
         self.namespaces.remove(oldest.pod.namespace)
         if self._by_pod.get(oldest.pod.uid) == oldest.number:
             del self._by_pod[oldest.pod.uid]

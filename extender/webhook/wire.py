@@ -4,7 +4,7 @@ Whole Node objects are never decoded: each is copied into the answer byte for by
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -66,6 +66,9 @@ _REMEMBERED_BYTES: Final = 1 << 16
 
 _MOST_NODES: Final = 20_000
 """Limit for the nodes of a request, or twice the number of known nodes if that is more."""
+
+_MAX_NAME: Final = 1024
+"""Limit for a node's name in a request, in bytes, quotation marks included; decisions keep it."""
 
 _MOST_VICTIMS: Final = 30_000
 """Limit for a preempt request: kube-scheduler tries a tenth of the nodes, at least 100."""
@@ -163,12 +166,14 @@ def decode_request(
     head, listed = _split_names(body, node_index, most)
     if listed is not None:
         _check_count(len(listed), most, _ARGS, "$.NodeNames")
+        _check_lengths(listed, "$.NodeNames")
         read = _pod_of if len(head) <= _REMEMBERED_BYTES else _pod_of.__wrapped__
         pod = _find_waiting(head, waiting) or read(head)
         return ExtenderRequest(pod=pod, nodes=listed, node_objects=None)
     document = fields_of(body, _ARGS)
     pod = _pod(document, _ARGS)
     names = _names(document.get("nodenames"), most)
+    _check_lengths(names, "$.NodeNames")
     node_list = object_of(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
         return ExtenderRequest(pod=pod, nodes=names, node_objects=None)
@@ -177,6 +182,7 @@ def decode_request(
     nodes: dict[str, msgspec.Raw] = {}
     for index, item in enumerate(items):
         nodes.setdefault(_node_name(item, f"$.Nodes.items[{index}]"), item)
+    _check_lengths(nodes, "$.Nodes.items")
     return ExtenderRequest(pod=pod, nodes=tuple(nodes), node_objects=tuple(nodes.values()))
 
 
@@ -214,6 +220,23 @@ def _check_count(count: int, most: int, what: str, where: str) -> None:
     """Check the length of a list or an object."""
     if count > most:
         raise WireError(f"cannot read {what}: {where} has {count} entries, must be at most {most}")
+
+
+def _check_lengths(names: Collection[str], where: str) -> None:
+    """Check the length of nodes' names.
+
+    Raises:
+        WireError: a name is longer than `_MAX_NAME`.
+    """
+    if isinstance(names, NamesIn):
+        longest = int(names.pieces.lengths.max(initial=0))
+    else:
+        longest = max(map(len, names), default=0)
+    if longest > _MAX_NAME:
+        raise WireError(
+            f"cannot read {_ARGS}: {where} has a name of {longest} bytes, "
+            f"must be at most {_MAX_NAME}"
+        )
 
 
 def _candidate(node: str, victims: msgspec.Raw, where: str, most: int) -> PreemptionCandidate:

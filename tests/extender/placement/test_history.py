@@ -12,6 +12,7 @@ from extender.core.policy import Policy
 from extender.core.steps import finish
 from extender.fleet.columns import ReportedValues
 from extender.fleet.latest_values import ReportedSignals
+from extender.placement import history as module
 from extender.placement.history import (
     _EXPLAINABLE,
     _EXPLAINABLE_SECONDS,
@@ -242,6 +243,25 @@ def test_only_the_last_ones_are_remembered() -> None:
     assert len(history) == 2
     assert history.last_of("uid-b") is None
     assert history.last_of("uid-a") is next(iter(history))
+
+
+def test_decisions_with_more_names_than_the_limit_are_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_NAMES_BYTES", 500)
+    history = DecisionHistory(10)
+
+    def add(pod: str, node: str) -> list[str]:
+        """Add a decision about an unknown node; return the pods of all decisions."""
+        record = remember(DecisionHistory(1), pod)
+        decision = replace(record.decision, candidates=(node,))
+        history.add(replace(record, number=history.next_number(), decision=decision))
+        return [record.pod.name for record in history]
+
+    names = {"a": "n" * 200, "b": "n", "c": "n" * 150, "d": "n" * 900, "e": "n"}
+    remembered = [add(pod, node) for pod, node in names.items()]
+
+    assert remembered == [["a"], ["b", "a"], ["c", "b"], ["d"], ["e"]]
 
 
 def test_the_nodes_of_remembered_pods_are_known() -> None:

@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -274,6 +275,7 @@ def of_victims(victims: object) -> bytes:
     return json.dumps({"NodeNameToMetaVictims": victims}).encode()
 
 
+KNOWN = [f"node-{number:04}" for number in range(1000)]
 MANY = {str(number): "1" for number in range(1001)}
 
 
@@ -303,6 +305,30 @@ MANY = {str(number): "1" for number in range(1001)}
             msgspec.json.encode({"Pod": {}, "NodeNames": [str(at) for at in range(20_001)]}),
             "$.NodeNames has 20001 entries",
             id="names-as-go-writes-them",
+        ),
+        pytest.param(
+            wire.decode_request,
+            msgspec.json.encode({"Pod": {}, "NodeNames": ["a", "n" * 1025]}),
+            "$.NodeNames has a name of 1025 bytes, must be at most 1024",
+            id="long-name",
+        ),
+        pytest.param(
+            partial(wire.decode_request, node_index=NodeIndex(KNOWN, {})),
+            msgspec.json.encode({"Pod": {}, "NodeNames": [*KNOWN, "n" * 1023]}),
+            "$.NodeNames has a name of 1025 bytes, must be at most 1024",
+            id="long-name-among-known-ones",
+        ),
+        pytest.param(
+            wire.decode_request,
+            json.dumps({"Pod": {}, "NODENAMES": ["n" * 1025]}).encode(),
+            "$.NodeNames has a name of 1025 bytes",
+            id="long-name-in-another-case",
+        ),
+        pytest.param(
+            wire.decode_request,
+            json.dumps({"Nodes": {"items": [{"metadata": {"name": "n" * 1025}}]}}).encode(),
+            "$.Nodes.items has a name of 1025 bytes",
+            id="long-name-of-an-object",
         ),
         pytest.param(
             wire.decode_request, json.dumps(MANY).encode(), "an object of 1001 fields", id="fields"
