@@ -41,8 +41,9 @@ from extender.fleet.pods import PodClocks, PodMemory, Share, SimilarPods
 from extender.fleet.store import DeviceStore
 
 _MAX_DEVICES = 256
-"""Maximum number of devices of a node behind one resource: 16 cards of 7 instances each, and a
-reserve. A kubelet that reports a million devices must not cost a million rows."""
+"""Maximum number of devices of a node behind one resource, and of unreported ones behind all: 16
+cards of 7 instances each, and a reserve. A kubelet that reports a million devices must not cost a
+million rows."""
 
 _ZONES = 1 << 12
 """Range of the numbers of zones. Two zones with the same number count as one, and choosing nodes
@@ -431,11 +432,12 @@ class NodeAllocations:
         )
         is_counted = bool(node.capacity or node.allocatable)
         free = node.host and node.host.less(self._requested.get(node.name, NONE))
-        rows = {}
+        rows, most = {}, _MAX_DEVICES
         for expected in self._expected(node, devices):
             resource = expected.resource
             everything = expected.count * expected.replicas
-            behind = self._complete(node, expected, devices)
+            behind = self._complete(node, expected, devices, most)
+            most = max(most - len(behind), 1)
             row = allocate(
                 expected,
                 behind,
@@ -519,12 +521,16 @@ class NodeAllocations:
         )
 
     def _complete(
-        self, node: NodeRecord, expected: Expected, devices: tuple[ExpectedDevice, ...]
+        self,
+        node: NodeRecord,
+        expected: Expected,
+        devices: tuple[ExpectedDevice, ...],
+        most: int,
     ) -> tuple[ExpectedDevice, ...]:
-        """Return the devices behind a resource, with placeholders for unreported ones."""
+        """Return the devices behind a resource, with placeholders up to `most` of them."""
         behind = devices_behind(node, expected, devices)[:_MAX_DEVICES]
         self._store.set_label_total([device.row for device in behind], expected.memory_bytes)
-        missing = min(expected.count, _MAX_DEVICES) - len(behind)
+        missing = min(expected.count, most) - len(behind)
         if missing <= 0:
             return behind
         label_model = self._models.on(node)

@@ -38,6 +38,10 @@ _MOST_CHARACTERS: Final = 320
 """Limit for a pod's UID, name, namespace and nominated node, and for names of resources, which have
 at most 317. They are remembered for up to half an hour."""
 
+_MOST_RESOURCES: Final = 32
+"""Limit for GPU resources in one list: two models of cards with all MIG profiles, shared and whole,
+have 28. Each resource of a node costs a pool in all snapshots."""
+
 _MOST_JUDGED: Final = 16
 """Maximum number of a pod's containers that are judged singly: each takes time on every node."""
 
@@ -299,17 +303,21 @@ def has_gpu_claims(pod: Mapping[str, object]) -> bool:
 def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
     """Parse the GPU counts of a resource list; bad quantities and names are skipped.
 
+    Of more than `_MOST_RESOURCES` the first ones count.
+
     Example:
         >>> read_counts({"nvidia.com/gpu": "8", "cpu": "64"}, ResourceNames())
         {'nvidia.com/gpu': 8}
     """
-    counts = {}
+    counts: dict[str, int] = {}
     for name, quantity in mapping_of(quantities).items():
         if names.matches(name) and len(name) <= _MOST_CHARACTERS:
             try:
                 counts[name] = min(parse_whole(quantity), _MAX_COUNT)
             except ValueError:
                 continue
+            if len(counts) == _MOST_RESOURCES:
+                break
     return counts
 
 

@@ -57,3 +57,9 @@ def test_a_resource_with_a_name_longer_than_any_in_kubernetes_is_skipped() -> No
     limits = {f"nvidia.com/mig-{'1' * 400}": "1", "nvidia.com/mig-1g.5gb": "1"}
 
     assert read_counts(limits, ResourceNames()) == {"nvidia.com/mig-1g.5gb": 1}
+
+
+def test_of_many_resources_in_a_list_the_first_ones_count() -> None:
+    listed = {f"nvidia.com/mig-{number:03}": "1" for number in range(100)}
+
+    assert list(read_counts(listed, ResourceNames())) == list(listed)[:32]

@@ -225,6 +225,21 @@ def test_a_node_without_allocatable_gpus_is_known_from_telemetry() -> None:
     assert (made.row().allocatable, len(made.row().slots)) == (4, 4)
 
 
+def test_a_node_that_offers_millions_of_devices_has_only_some_rows() -> None:
+    world = one_node(2)
+    offered = {GPU: 2, **{f"nvidia.com/mig-{number}": 1_000_000 for number in range(9)}}
+    world.fleet.apply_node(
+        replace(world.fleet.nodes["node"], allocatable=offered, capacity=offered)
+    )
+
+    pools = world.fleet.snapshot().pools
+
+    assert len(pools) == 10
+    assert sum(len(pool.rows[0].slots) for pool in pools.values()) <= 256 + 10
+    assert len(world.row("node").slots) == 2
+    assert world.rank().best == "node"
+
+
 def test_sharing_may_be_turned_on_and_off_while_a_node_is_up() -> None:
     made = one_node(2)
     plain = made.fleet.nodes["node"]
