@@ -7,7 +7,7 @@ equal records mean that nothing relevant changed.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from sys import intern
 from types import MappingProxyType
@@ -105,6 +105,14 @@ def _preferred(raw: Mapping[str, object]) -> Iterator[str]:
 _GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
 _STORED_ADDRESSES: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
 """Types of node addresses that metrics may use to name a node."""
+_MAX_LABELS: Final = 512
+"""Limit for the labels of a node, of both kinds. A kubelet may set thousands, and other ones each
+time, which the cache would keep."""
+_MAX_ADDRESSES: Final = 32
+"""Limit for the addresses of a node. Its kubelet may name any, and an address that several nodes
+name identifies none."""
+_MAX_TAINTS: Final = 100
+"""Limit for the taints of a node; each is compared with the tolerations of waiting pods."""
 _REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 _MAX_CACHED: Final = 4096
 _MAX_SHARED: Final = 256
@@ -146,7 +154,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         name=intern(name),
         addresses=tuple(
             text_of(address.get("address"))
-            for address in objects_of(status.get("addresses"))
+            for address in objects_of(status.get("addresses"))[:_MAX_ADDRESSES]
             if text_of(address.get("type")) in _STORED_ADDRESSES
             and text_of(address.get("address")) not in {"", name}
         ),
@@ -301,9 +309,8 @@ def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
 
 def _shown_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
     """Return the labels about GPUs, pool and zone; most nodes share their few values."""
-    return MappingProxyType(
-        {key: intern(text_of(value)) for key, value in labels.items() if is_shown(key)}
-    )
+    shown = ((key, intern(text_of(value))) for key, value in labels.items() if is_shown(key))
+    return MappingProxyType(dict(islice(shown, _MAX_LABELS)))
 
 
 def _other_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
@@ -313,7 +320,7 @@ def _other_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
         for key, value in labels.items()
         if key != HOSTNAME and is_kept(key) and not is_shown(key)
     )
-    return _frozen_labels(tuple(others))
+    return _frozen_labels(tuple(others[:_MAX_LABELS]))
 
 
 @lru_cache(maxsize=_MAX_SHARED)
@@ -337,7 +344,7 @@ def _shared_selection(selection: Selection) -> Selection:
 
 def _stored_taints(raw: object) -> tuple[Taint, ...]:
     """Return the taints that repel pods or concern GPUs."""
-    return tuple(
+    stored = (
         Taint(
             key=key,
             value=text_of(taint.get("value")),
@@ -348,6 +355,7 @@ def _stored_taints(raw: object) -> tuple[Taint, ...]:
         and (effect := text_of(taint.get("effect")))
         and (effect in _REPELLING_EFFECTS or any(word in key for word in _GPU_TAINT_WORDS))
     )
+    return tuple(islice(stored, _MAX_TAINTS))
 
 
 def _condition(status: Mapping[str, object], kind: str) -> Mapping[str, object]:

@@ -92,6 +92,22 @@ def test_a_node_is_ready_unless_its_condition_says_otherwise(
     assert record.is_ready is is_ready
 
 
+def test_of_many_labels_taints_and_addresses_of_a_node_the_first_ones_are_stored() -> None:
+    names = [f"{group}{at:04}" for group in ("a", "nvidia.com/") for at in range(600)]
+    labels: dict[str, Any] = dict.fromkeys(names, "v")
+    raw = node("n", **labels)
+    raw["spec"] = {"taints": [{"key": f"k{at}", "effect": "NoSchedule"} for at in range(600)]}
+    raw["status"]["addresses"] = [
+        {"type": "InternalIP", "address": f"10.0.{at // 250}.{at % 250}"} for at in range(600)
+    ]
+
+    record = reduce_node(raw, NAMES)
+
+    assert record is not None
+    assert len(record.labels) == len(record.other_labels) == 512
+    assert (len(record.taints), len(record.addresses)) == (100, 32)
+
+
 def test_a_node_whose_devices_are_all_unhealthy_still_shows_its_capacity() -> None:
     raw = node("n", gpus=8)
     raw["status"]["allocatable"] = {"nvidia.com/gpu": "0"}
