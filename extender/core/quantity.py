@@ -12,7 +12,7 @@ TIB: Final = 1 << 40
 _MAX_VALUE: Final = 2**63 - 1
 """Kubernetes caps larger quantities at this value, the largest int64."""
 
-_MAX_LENGTH: Final = 64
+MAX_LENGTH: Final = 64
 """Longer texts are rejected without parsing; sensible quantities have at most about 25
 characters."""
 
@@ -63,8 +63,8 @@ def parse_quantity(value: object) -> Fraction:
     text = repr(value) if isinstance(value, float) else value
     if not isinstance(text, str):
         raise _refusal(value)
-    if len(text) > _MAX_LENGTH:
-        raise _refusal(f"{text[:_MAX_LENGTH]}...")
+    if len(text) > MAX_LENGTH:
+        raise _refusal(f"{text[:MAX_LENGTH]}...")
     match = _QUANTITY.fullmatch(text.strip(whitespace))  # as Kubernetes reads it
     if match is None:
         raise _refusal(text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from extender.core.quantity import parse_quantity
+from extender.core.quantity import MAX_LENGTH, parse_quantity
 from extender.core.untyped import mapping_of, objects_of
 
 CPU: Final = "cpu"
@@ -94,7 +94,8 @@ def read_resources(quantities: Mapping[str, object]) -> HostResources:
 
 
 def _scaled(value: object, scale: int) -> int:
-    return _scaled_text(value, scale) if isinstance(value, str | int | float) else 0
+    is_long = isinstance(value, str) and len(value) > MAX_LENGTH  # the cache must not keep it
+    return _scaled_text(value, scale) if isinstance(value, str | int | float) and not is_long else 0
 
 
 @lru_cache(maxsize=_MAX_CACHED)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.host_resources import HostResources, requested
+from extender.core.nodes.host_resources import HostResources, _scaled_text, requested
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
 from extender.sources.kubernetes.records import reduce_node
@@ -100,3 +100,10 @@ def test_huge_values_fit_the_columns_of_a_decision(name: str, value: object) -> 
     decisions = [world.rank(), world.rank(asked)]
 
     assert [list(one.candidates) for one in decisions] == [["sound", "huge"]] * 2
+
+
+def test_a_text_too_long_for_a_quantity_is_not_kept_in_the_cache() -> None:
+    before = _scaled_text.cache_info().misses
+
+    assert requested({"spec": {"containers": [container("9" * 1_000_000)]}}) == HostResources()
+    assert _scaled_text.cache_info().misses == before
