@@ -129,6 +129,11 @@ _MOST_MODELS = 64
 several models adds one for each mix of them."""
 
 
+_MOST_IN_ALL = 4096
+"""Limit for the models that all nodes add, former ones included: a number is never given twice, and
+each snapshot lists the names."""
+
+
 class ModelNumbers:
     """Assigns a number to each GPU model, for rows and snapshots; 0 is an unknown model."""
 
@@ -143,10 +148,10 @@ class ModelNumbers:
         return tuple(self._names)
 
     def number(self, model: str, node: str) -> int:
-        """Return the number of the name of a node's model; 0 if the node has added too many."""
+        """Return the number of the name of a node's model; 0 if there are too many."""
         if model not in self._numbers:
             words = normalize_model(model)
-            if self._added[node] >= _MOST_MODELS:
+            if self._added[node] >= _MOST_MODELS or len(self._numbers) >= _MOST_IN_ALL:
                 return self._names.get(words, 0)
             self._added[node] += 1
             self._numbers[model] = self._names.setdefault(words, len(self._names))

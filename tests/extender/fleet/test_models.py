@@ -48,6 +48,18 @@ def test_a_node_that_reports_other_models_each_time_adds_few() -> None:
     assert numbers.number("NVIDIA H100", "node") > 0
 
 
+def test_nodes_that_come_and_go_with_other_models_add_a_limited_number() -> None:
+    numbers = ModelNumbers()
+    known = numbers.number(LARGE, "node")
+
+    for count in range(5000):
+        numbers.number(f"NVIDIA X{count}", f"node-{count}")
+
+    assert len(numbers.names) <= 4096 + 1
+    assert numbers.number("NVIDIA X4999", "node-4999") == 0
+    assert numbers.number(LARGE, "another") == known
+
+
 def test_a_required_model_needs_every_free_gpu_of_a_node_with_several() -> None:
     world = workstation(LARGE, SMALL)
 
