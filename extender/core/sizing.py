@@ -176,10 +176,22 @@ _LAUNCHED: Final = re.compile(
     r"(?<![\w-])--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[\s=]+([1-9]\d{0,2})\b"
 )
 """Options of torchrun, accelerate and deepspeed: the number of processes, each with one GPU."""
-_WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_NUMBERS: Final = dict(zip(_WORDS, range(1, 11), strict=True)) | {"sixteen": 16}
+_WORDS: Final = (
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
+    *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_NUMBERS: Final = {word: number for number, word in enumerate(_WORDS, 1)} | {
+    word: 10 * number for number, word in enumerate(_TENS, 2)
+}
+_ANY_NUMBER: Final = "|".join(sorted(_NUMBERS, key=len, reverse=True))  # "sixteen" before "six"
+_SIZE_IN_WORDS: Final = re.compile(
+    rf"(?<![\w-])((?:(?:a|and|half|hundred|{_ANY_NUMBER})[\s-]){{1,8}})"
+    r"(?=(?:trillion|billion|million)\b)",
+    re.IGNORECASE,
+)
 _COUNTED: Final = re.compile(
-    rf"(?<![\w.,-])(\d{{1,3}}|{'|'.join(_NUMBERS)})\s?[x\u00d7-]?\s?"
+    rf"(?<![\w.,-])(\d{{1,3}}|{_ANY_NUMBER})\s?[x\u00d7-]?\s?"
     r"(?:(?:nvidia|geforce|tesla)\s)?([a-z]+\d*[a-z]*)\b",
     re.IGNORECASE,
 )
@@ -348,6 +360,7 @@ def _task_of(text: str) -> _Task | None:
 
 def _billions(text: str, command: str, task: _Task | None) -> tuple[float, bool]:
     """Return the model's parameters in billions, and whether the task states them."""
+    text = _SIZE_IN_WORDS.sub(_in_digits, text)
     described = f"{text} {_IDS.sub('', command)}"
     for stated in _SIZE.finditer(described):
         unit = (stated[3] or stated[4]).lower()
@@ -362,6 +375,17 @@ def _billions(text: str, command: str, task: _Task | None) -> tuple[float, bool]
     # Embeddings come from small models, also from those that are called large.
     is_large = task.billions >= 1 and _LARGE.search(described)
     return (_LARGE_BILLIONS if is_large else task.billions), False
+
+
+def _in_digits(written: re.Match[str]) -> str:
+    """Return a number in words in digits; "a" alone is one."""
+    number = 0.0
+    for word in re.split(r"[\s-]", written[1].lower()):
+        if word == "hundred":
+            number = max(number, 1) * 100
+        else:
+            number += _NUMBERS.get(word, 0.5 if word == "half" else 0)
+    return f"{number or 1:g} "
 
 
 def _gpus_for(total: int) -> int:
