@@ -191,6 +191,16 @@ class DeviceColumns:
         self.flags["is_foreign"][rows] = True
         self.counts["foreign_streak"][rows] = readings - 1
 
+    def count_earlier_use(self, rows: Rows) -> None:
+        """Count use as foreign that was measured before the devices were known to be free.
+
+        Args:
+            rows: devices whose tenancy has just become known.
+        """
+        free = rows[self.flags["is_free_for_sure"][rows]]
+        self.counts["foreign_streak"][free] = self.counts["use_streak"][free]
+        self.flags["is_foreign"][free] = self.flags["is_in_use"][free]
+
     def account(self, rows: Rows, used: Column, reported_foreign: Column) -> None:
         """Attribute the memory in use on devices from a new reading.
 

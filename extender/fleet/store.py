@@ -388,6 +388,7 @@ class DeviceStore:
             self._flag[name][rows] = values
         if is_first.any():
             self._columns.account_again(rows[is_first])
+            self._columns.count_earlier_use(rows[is_first])
 
     def is_foreign(self, row: int) -> bool:
         """Return whether the device was used while no pod can have held it."""

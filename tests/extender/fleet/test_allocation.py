@@ -327,6 +327,27 @@ def test_use_without_a_pod_is_foreign_after_two_measurements() -> None:
     assert [read_use(made), read_use(made), read_use(made)] == [False, True, True]
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_use_of_a_new_device_is_foreign_after_its_first_two_measurements(
+    *, is_mapped: bool
+) -> None:
+    made = World()
+    made.is_mapped = is_mapped
+    made.add_node("node", 2)
+
+    assert [read_use(made), read_use(made)] == [False, True]
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_use_of_a_new_device_by_a_pod_known_before_is_not_foreign(*, is_mapped: bool) -> None:
+    made = World()
+    made.is_mapped = is_mapped
+    made.add_node("node", 2)
+    made.bind("a", on=[made.card()])
+
+    assert not any(read_use(made) for _ in range(4))
+
+
 def test_use_after_a_tenants_end_is_foreign_only_after_two_measurements() -> None:
     made = one_node(1)
     pod = made.bind("a", on=[made.card()])
