@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -401,13 +401,21 @@ def account(
     )
 
 
+_NEARLY_ALL: Final = 0.1
+"""Tolerance within which memory that becomes free is all foreign memory, as a ratio of the latter:
+processes that stay change theirs a little meanwhile."""
+
+
 def _left(before: Occupancy, tenancy: MemoryTenancy, used: Column) -> Column:
     """Return how much of the others' memory at the previous reading is still in use."""
     declared_use = before.used - before.others
     change = used - before.used
-    # A process releases all its memory at once: the remaining use shows whose memory it was.
-    is_others = np.abs(used - declared_use) < np.abs(used - before.others)
-    is_others |= tenancy.is_emptying
+    # A process releases all its memory at once: the remaining use shows whose memory it was. Pods
+    # that declared memory may release any part of theirs, and take it again.
+    is_others = np.abs(used - declared_use) < np.where(
+        tenancy.has_undeclared, np.abs(used - before.others), _NEARLY_ALL * before.others
+    )
+    is_others |= (-change > declared_use) | tenancy.is_emptying
     after = np.where(is_others, np.maximum(before.others + change, 0.0), before.others)
     grown = np.where(tenancy.is_filling, before.others + change, before.others)
     return np.minimum(np.where(change < 0, after, grown), used)

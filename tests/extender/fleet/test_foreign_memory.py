@@ -46,6 +46,11 @@ def after(
         pytest.param([(FREE, 40), (held(30), 75)], (45, 45), id="but-for-more-than-it-declared"),
         pytest.param([(FREE, 40), (held(30), 70), (held(30), 30)], (0, 0), id="others-went"),
         pytest.param([(FREE, 40), (held(30), 70), (held(30), 40)], (40, 40), id="it-gave-back"),
+        pytest.param(
+            [(FREE, 10), (held(40), 40), (held(40), 36)], (10, 10), id="it-gave-back-some"
+        ),
+        pytest.param([(FREE, 10), (held(40), 40), (held(40), 30.5)], (0.5, 0.5), id="nearly-went"),
+        pytest.param([(FREE, 40), (held(30), 60), (held(30), 25)], (5, 5), id="more-than-its-own"),
         pytest.param([(held(30), 70)], (40, 40), id="known-from-the-first-reading"),
         pytest.param([(held(30, has_undeclared=True), 70)], (40, NAN), id="whose-is-not-known"),
         pytest.param([(WHOLE, 70)], (NAN, NAN), id="a-whole-gpu-is-its-tenants"),

@@ -73,6 +73,17 @@ def test_use_from_before_a_pod_does_not_belong_to_the_pod() -> None:
     assert room(world) == pytest.approx(10)
 
 
+def test_a_pod_that_gives_some_memory_back_releases_no_foreign_memory() -> None:
+    world = sliced(in_use=10)
+    tenant(world, "a", 40)
+    use(world, 40, LATER)
+
+    for gib in (36, 40, 32):
+        use(world, gib)
+
+        assert room(world) == pytest.approx(80 - 10 - 40)
+
+
 def test_memory_that_foreign_processes_give_back_is_room_again() -> None:
     world = sliced(in_use=40)
     tenant(world, "a", 20)
