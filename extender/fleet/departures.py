@@ -99,6 +99,10 @@ class UnattributedEnds:
             return
         times = [self._store.reported_at(row) for row in self._store.rows_of_node(node)]
         read_at = min((at for at in times if at is not None), default=0.0)
+        if any(end.read_at is None and read_at > end.at for end in self._ends[node]):
+            # The first reading may show memory that is freed late: the next one alone clears it.
+            rows = self._store.rows_of_node(node)
+            self._store.soften_use([row for row in rows if not self._store.is_foreign(row)])
         left = tuple(
             replace(end, read_at=read_at) if end.read_at is None and read_at > end.at else end
             for end in self._ends[node]

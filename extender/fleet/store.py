@@ -410,6 +410,10 @@ class DeviceStore:
         """Return whether the device has foreign use and no pod is reported on it now."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
+    def soften_use(self, rows: Sequence[int]) -> None:
+        """Let a single reading clear the use of devices without foreign use."""
+        self._columns.soften_use(np.array(rows, dtype=np.intp))
+
     def forget_past_use(self, rows: Sequence[int], since: float, held: Iterable[int]) -> None:
         """Clear use that was measured since a time and seemed to belong to no pod.
 

@@ -175,6 +175,18 @@ def test_two_readings_with_load_end_the_presumption_and_one_does_not() -> None:
     assert rejected(world.rank(request())) == {"node": Code.FOREIGN_USE}
 
 
+def test_memory_that_is_freed_late_is_not_foreign_after_the_next_reading() -> None:
+    world = full()
+
+    world.card(index=5).values |= {**IDLE, **LOADED}
+    world.read_after(2)
+    world.card(index=5).values |= IDLE
+    world.read_after(15)
+
+    assert landing_on(world) == ([5], 0, _BY_USE)
+    assert rejected(world.rank(request())) == {}
+
+
 def test_the_next_pod_takes_the_device_just_freed() -> None:
     world = full(ends=2)
 
