@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
+from extender.core.decision.evaluation import Overlay
 from extender.core.decision.group_fit import GroupNeed
 from extender.core.devices.readings import (
     DeviceInfo,
@@ -476,6 +477,12 @@ class Fleet:
         if request.group is None:
             return None
         return self.groups.need(uid, request, snapshot, self._nodes, self.policy)
+
+    def overlays_for(self, uid: str) -> Mapping[str, Overlay]:
+        """Return the tentative tenants that count for a pod, by resource and node."""
+        record = self.pods.get(uid)
+        priority = None if record is None else record.priority
+        return self.ledger.overlays(without=uid, priority=priority)
 
     def early_failures(self, node: str) -> int:
         """Return the number of owners whose early failures count against a node."""

@@ -202,7 +202,7 @@ class Placer:
         """Decide for a pod without changing any state; arguments as in `place`."""
         started, policy = perf_counter(), self.policy
         snapshot = self.fleet.snapshot()
-        overlays = self.fleet.ledger.overlays(without=pod.uid)
+        overlays = self.fleet.overlays_for(pod.uid)
         decision = decide(
             snapshot,
             request,
@@ -289,7 +289,7 @@ class Placer:
     ) -> frozenset[str]:
         """Return the nodes that would suit the pod without the victims, at any price."""
         snapshot = self.fleet.snapshot()
-        overlays = self.fleet.ledger.overlays(without=pod.uid)
+        overlays = self.fleet.overlays_for(pod.uid)
         if self._is_group_too_large(pod, request, snapshot, overlays):
             return frozenset()
         return frozenset(
@@ -391,7 +391,7 @@ class Placer:
     ) -> tuple[PlacedEvidence, ...]:
         """Collect the current inputs of the verdicts on some nodes, without the pod itself."""
         about = (self.fleet.snapshot(), self.policy)
-        found = self._gather(about, request, self.fleet.ledger.overlays(without=uid), nodes)
+        found = self._gather(about, request, self.fleet.overlays_for(uid), nodes)
         return tuple(replace(part, is_late=True) for part in found)
 
     def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
@@ -445,7 +445,7 @@ class Placer:
         or storage.
         """
         snapshot = self.fleet.snapshot()
-        overlays = self.fleet.ledger.overlays(without=pod.uid)
+        overlays = self.fleet.overlays_for(pod.uid)
         for resource, count in request.resources:
             pool = snapshot.pools.get(resource)
             if pool is None or node not in pool.row_of:

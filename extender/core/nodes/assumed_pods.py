@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from extender.core.nodes.inventory import PodRecord
@@ -46,6 +47,11 @@ class Assumption:
     expected_bytes: int | None = None
     rank: tuple[int, float, str] = (0, 0.0, "")
 
+    @property
+    def priority(self) -> int:
+        """Priority of a nominated pod."""
+        return -self.rank[0]
+
     def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
         """Return whether an update of the unbound pod ends the assumption.
 
@@ -77,6 +83,7 @@ class Ledger:
         self._by_uid: dict[str, Assumption] = {}
         # Updated incrementally, because every decision reads it.
         self._overlays: dict[str, dict[str, tuple[Tenant, ...]]] = {}
+        self._nominated: defaultdict[int, set[str]] = defaultdict(set)  # UIDs by priority
         self._gone: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -99,6 +106,8 @@ class Ledger:
         if not is_same and assumption.expires_at is not None and self._is_full(assumption):
             return
         self._by_uid[assumption.uid] = assumption
+        if assumption.expires_at is None:
+            self._nominated[assumption.priority].add(assumption.uid)
         for resource, tenant in _tenants(assumption):
             nodes = self._overlays.setdefault(resource, {})
             nodes[assumption.node] = (*nodes.get(assumption.node, ()), tenant)
@@ -124,6 +133,7 @@ class Ledger:
         gone: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for assumption in assumptions:
             del self._by_uid[assumption.uid]
+            self._nominated[assumption.priority].discard(assumption.uid)
             for resource, _ in assumption.resources:
                 gone[resource, assumption.node].add(assumption.uid)
         for (resource, node), uids in gone.items():
@@ -186,25 +196,38 @@ class Ledger:
         """Return the assumption of a pod, None without one."""
         return self._by_uid.get(uid)
 
-    def overlays(self, *, without: str) -> _Overlays:
+    def overlays(self, *, without: str, priority: int | None = None) -> _Overlays:
         """Return the assumed tenants by resource and node, without one pod.
 
-        If it is nominated, the pods that are nominated to its node after it do not count either:
-        otherwise pods that do not all fit would refuse the node to each other.
+        As in kube-scheduler, nominated pods of a lower priority do not count for it. If it is
+        nominated, the pods that are nominated to its node after it do not count either: otherwise
+        pods that do not all fit would refuse the node to each other.
 
         The result is a copy and does not change later.
 
         Args:
             without: UID of the pod that is being placed; it must not count against itself.
+            priority: its priority, None if unknown: then all nominated pods count.
         """
         overlays = {resource: nodes.copy() for resource, nodes in self._overlays.items()}
+        ignored = self._nominated_below(priority)
         own = self._by_uid.get(without)
         if own is not None:
+            ignored.add(without)
             for resource, _ in own.resources:
                 tenants = (self._by_uid[one.uid] for one in overlays[resource][own.node])
-                later = {one.uid for one in tenants if _is_nominated_after(one, own)}
-                _remove(overlays[resource], own.node, {without, *later})
+                ignored.update(one.uid for one in tenants if _is_nominated_after(one, own))
+        for assumption in map(self._by_uid.__getitem__, ignored):
+            for resource, _ in assumption.resources:
+                _remove(overlays[resource], assumption.node, {assumption.uid})
         return {resource: nodes for resource, nodes in overlays.items() if nodes}
+
+    def _nominated_below(self, priority: int | None) -> set[str]:
+        """Return the UIDs of nominated pods with a lower priority than a pod."""
+        if priority is None:
+            return set()
+        lower = (uids for other, uids in self._nominated.items() if other < priority)
+        return set(chain.from_iterable(lower))
 
 
 def _is_nominated_after(other: Assumption, own: Assumption) -> bool:

@@ -42,6 +42,24 @@ def test_pods_count_on_their_nodes() -> None:
     assert counted(made) == {"node": ["a", "b"], "other": ["c"]}
 
 
+def test_only_nominated_pods_of_at_least_the_pods_priority_count() -> None:
+    made = ledger(
+        assumption("tentative", rank=(-1, 0.0, "")),
+        assumption("low", expires_at=None, rank=(-1, 0.0, "")),
+        assumption("high", expires_at=None, rank=(-5, 0.0, "")),
+        assumption("gone", expires_at=None, rank=(-1, 0.0, "")),
+    )
+    made.drop("gone")
+
+    def counting(priority: int | None) -> list[str]:
+        overlay = made.overlays(without="new", priority=priority)[GPU]
+        return [tenant.uid for tenant in overlay["node"]]
+
+    assert counting(None) == counting(1) == ["tentative", "low", "high"]
+    assert counting(2) == counting(5) == ["tentative", "high"]
+    assert counting(6) == ["tentative"]
+
+
 def test_a_later_answer_replaces_the_earlier_one() -> None:
     assert counted(ledger(assumption("a", "old"), assumption("a", "new"))) == {"new": ["a"]}
 

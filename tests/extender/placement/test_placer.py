@@ -244,6 +244,21 @@ def test_pods_nominated_to_one_node_do_not_block_each_other(
     assert world.place("c", request(memory_bytes=memory)) is None
 
 
+@pytest.mark.parametrize(("priority", "expected"), [(0, None), (10, None), (11, "node-0")])
+def test_a_nominated_pod_reserves_nothing_against_pods_of_higher_priority(
+    priority: int, expected: str | None
+) -> None:
+    world = time_sliced(1)
+    memory = int(60 * GIB)
+    nominated: dict[str, Any] = {"nominated_node": "node-0", "memory_bytes": memory}
+    world.fleet.apply_pod(pending("a", priority=10, **nominated))
+    world.fleet.apply_pod(pending("b", priority=priority, memory_bytes=memory))
+
+    assert world.place("b", request(memory_bytes=memory)) == expected
+    assert "uid-a" in on(world)["node-0"]
+    assert (world.place("a", request(memory_bytes=memory)) is None) is (expected is not None)
+
+
 def test_a_pod_that_is_already_bound_is_not_counted_twice() -> None:
     world = time_sliced(1)
     world.bind("a", "node-0")
