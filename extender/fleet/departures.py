@@ -362,24 +362,42 @@ class Departures:
             return self._release_of_last(row)
         shown = [pod for pod in pods if pod.key in tenants.get(row, ())]
         undeclared = [one.undeclared[at] if one.undeclared else 0 for one in rows]
-        all_undeclared = undeclared[0] > 0 and not undeclared[1]
-        if shown:
-            return self._release_of_some(shown, row, all_undeclared=all_undeclared)
-        used, others, foreign = self._store.occupancy(row)
-        declared = before.declared_bytes[at] - after.declared_bytes[at]
-        of_others = max(others - foreign, 0.0) if all_undeclared else 0.0
-        return _Release(used=min(declared, max(used - others, 0.0)) + of_others, others=of_others)
+        # Some sources name only one of the pods that share a device.
+        shares = sum(self._shares(pod, row) for pod in shown)
+        declared = sum(self.declared(pod, row) for pod in shown)
+        return self._release_of_some(
+            shown,
+            row,
+            all_undeclared=undeclared[0] > 0 and not undeclared[1],
+            has_others=before.used[at] - after.used[at] > shares,
+            declared_by_others=max(
+                before.declared_bytes[at] - after.declared_bytes[at] - declared, 0.0
+            ),
+        )
 
     def _release_of_some(
-        self, pods: Iterable[PodRecord], row: int, *, all_undeclared: bool
+        self,
+        pods: Iterable[PodRecord],
+        row: int,
+        *,
+        all_undeclared: bool,
+        has_others: bool = False,
+        declared_by_others: float = 0.0,
     ) -> _Release:
         """Return the memory that pods release on a device that other pods keep.
 
         Only memory that is known to belong to these pods counts. If no other pod without declared
         memory stays, all undeclared memory that is not foreign belongs to them.
+
+        Args:
+            pods: the leaving pods that are shown on the device.
+            row: the device.
+            all_undeclared: whether they include all pods without declared memory.
+            has_others: whether further leaving pods are assumed on the device.
+            declared_by_others: memory that these declared of the device, in bytes.
         """
         used, others, foreign = self._store.occupancy(row)
-        own, of_others, unreported, is_unreported = 0.0, 0.0, 0.0, False
+        own, of_others, unreported, is_unreported = 0.0, 0.0, declared_by_others, has_others
         for pod in pods:
             declared, seen = self.declared(pod, row), self._seen_bytes(pod, row)
             if math.isnan(seen):

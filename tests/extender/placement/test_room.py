@@ -583,6 +583,23 @@ def test_last_undeclared_victims_release_all_unexplained_memory() -> None:
     assert nominated(world, 71) == REFUSED
 
 
+@pytest.mark.parametrize("declared", [30, None])
+def test_victims_release_their_memory_where_a_source_shows_only_one_of_them(
+    declared: int | None,
+) -> None:
+    world = sliced()
+    shown = tenant(world, "shown", 5)
+    memory = None if declared is None else int(declared * GIB)
+    hidden = world.bind("hidden", memory_bytes=memory)
+    world.bind("stays", memory_bytes=int(5 * GIB))
+    use(world, 0, 60)
+    use(world, 40, LATER)
+
+    assert most_without(world, shown, hidden) == 75
+    assert most_without(world, shown) == 45
+    assert most_without(world, hidden) == 70
+
+
 def test_victims_together_release_at_most_the_undeclared_memory_in_use() -> None:
     world = sliced()
     tenant(world, "other")
