@@ -70,7 +70,8 @@ class NodeAllocations:
 
     A pod keeps its devices for its lifetime. Sources sometimes lose a pod, and some name only one
     of the pods that share a device. So a pod that was reported on a device stays there until a
-    source reports it on another device.
+    source reports it on another device. A pod that no source reports also stays on the shared
+    devices that it is assumed to hold, also when another pod ends.
 
     Args:
         clocks: corrected times of pods.
@@ -105,6 +106,7 @@ class NodeAllocations:
         self._unsettled: set[str] = set()
         self._loaded_at: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
+        self._guessed: dict[str, Guesses] = {}
         self._unattributed_ends = UnattributedEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
@@ -237,6 +239,7 @@ class NodeAllocations:
         self._unsettled.discard(node)
         self._loaded_at.pop(node, None)
         self._ended.pop(node, None)
+        self._guessed.pop(node, None)
         self._unattributed_ends.forget(node)
         self._holder_sources.forget(node)
         self._departures.forget(node)
@@ -247,7 +250,7 @@ class NodeAllocations:
     ) -> dict[str, Leaving]:
         """Return the state of a node's devices without some pods (UIDs), by resource."""
         name, left = node.name, [pod for pod in pods if pod.uid not in victims]
-        guessed: Guesses = {}
+        guessed = dict(self._guessed.get(name, {}))
         self._allocate(node, pods, self._tenants(name, pods), guessed)
         after = self._allocate(node, left, self._tenants(name, left), guessed)
         tenants, before = self.tenants_on(name), self._rows.get(name, {})
@@ -385,8 +388,11 @@ class NodeAllocations:
         self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
     ) -> dict[str, PoolRow]:
         """Return a node's rows, each with the state after its terminating pods are gone."""
-        guessed: Guesses = {}
+        before, uids = self._guessed.pop(node.name, {}), {pod.uid for pod in pods}
+        guessed: Guesses = {key: placed for key, placed in before.items() if key[1] in uids}
         rows = self._allocate(node, pods, tenants, guessed)
+        if guessed:
+            self._guessed[node.name] = dict(guessed)
         leaving = [pod for pod in pods if pod.is_deleting]
         if not leaving and not self._departures.has_ended_pods(node.name):
             return rows

@@ -302,7 +302,8 @@ def _allocated(
     """
     count = min(tenant.count, row.replicas * len(open_slots))
     after = {slot: used[slot] for slot in open_slots}
-    if sum(tenant.placed) <= count:
+    placed = zip(tenant.placed, used, strict=False)
+    if sum(tenant.placed) <= count and all(more + now <= row.replicas for more, now in placed):
         for slot in after.keys() & range(len(tenant.placed)):
             after[slot] += tenant.placed[slot]
             count -= tenant.placed[slot]

@@ -394,6 +394,24 @@ def test_without_a_mapping_a_pods_end_makes_no_use_foreign_at_once() -> None:
     assert rejected(made.rank()) == {"node": Code.FOREIGN_USE}
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_pods_that_no_source_shows_stay_where_they_are_when_another_ends(
+    *, is_mapped: bool
+) -> None:
+    made = one_node(2, replicas=4)
+    made.is_mapped = is_mapped
+    pods = []
+    for name, gib in (("a", 5), ("b", 60), ("c", 5)):
+        made.now += 1
+        pods.append(made.bind(name, memory_bytes=int(gib * GIB)))
+    made.read_after(300)
+    assert made.row().declared_bytes == (10 * GIB, 60 * GIB)
+
+    made.end(pods[0])
+
+    assert made.row().declared_bytes == (5 * GIB, 60 * GIB)
+
+
 def test_shared_cards_of_an_unmapped_new_pod_are_not_foreign() -> None:
     made = one_node(2, replicas=10)
     made.bind("a")
