@@ -42,6 +42,7 @@ _PIECE: Final = re.compile(r"[^\-.,:/]*[\-.,:/]+|[^\-.,:/]+$")
 
 STYLES: Final = {
     "idle": "green",
+    "held idle": "cyan",
     "busy": "yellow",
     "stale": "dim yellow",
     "unknown": "dim",

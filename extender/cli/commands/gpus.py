@@ -11,31 +11,39 @@ from extender.cli.tables import Cell, sheet, word
 _COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]
 _WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
 _PROCESSES_COLUMN = "_PROCESSES"
-STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "excluded", "foreign")
+_HELD_IDLE = "held idle"
+STATES = ("idle", _HELD_IDLE, "busy", "stale", "unknown", "unhealthy", "excluded", "foreign")
 
 
 @click.command("gpus")
 @connected
 @click.argument("node", required=False, shell_complete=NODES)
-@click.option("--state", type=click.Choice(STATES), help="Only GPUs in this state.")
+@click.option("--state", type=click.Choice([state.replace(" ", "-") for state in STATES]),
+              help="Only GPUs in this state.")  # fmt: skip
 @click.option("--model", default="", help="Only GPUs whose model contains this text.")
 def command(session: Session, *, node: str | None, state: str | None, model: str) -> None:
     """List GPUs of the cluster, or of NODE: activity, memory, state, tenants.
 
-    A GPU's name is NODE::INDEX. PROCESSES: processes that use a GPU although their pod, if any,
-    does not hold it, as reported by the agent; shown to callers who may read the pods of all
-    namespaces. -o wide adds the reason for its state, and the source of its readings.
+    A GPU's name is NODE::INDEX. Held idle: idle although a pod holds it. PROCESSES: processes that
+    use a GPU although their pod, if any, does not hold it, as reported by the agent; shown to
+    callers who may read the pods of all namespaces. -o wide adds the reason for its state, and the
+    source of its readings.
     """
     answer = session.client.gpus(node)
     answer.gpus = [
         gpu
         for gpu in answer.gpus
-        if state in {None, gpu.state} and model.lower() in gpu.model.lower()
+        if state in {None, state_of(gpu).replace(" ", "-")} and model.lower() in gpu.model.lower()
     ]
     session.show(answer, lambda: table(answer.gpus, is_wide=session.is_wide))
     if not answer.gpus:
         click.echo("no such GPUs", err=True)
         click.get_current_context().exit(1)
+
+
+def state_of(gpu: Gpu) -> str:
+    """Return a GPU's state as `idlegpu nodes` counts it: apart if it is idle and a pod holds it."""
+    return _HELD_IDLE if gpu.state == "idle" and gpu.replicas_used else gpu.state
 
 
 def table(gpus: list[Gpu], *, is_wide: bool) -> RenderableType:
@@ -54,7 +62,7 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
         formatting.percent(gpu.utilization_ratio),
         _memory(gpu),
         formatting.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
-        word(gpu.state),
+        word(state_of(gpu)),
         formatting.listed(gpu.tenants)
         if gpu.tenants or not gpu.replicas_used
         else formatting.UNKNOWN,

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from extender.answers.fleet import Gpu
-from extender.cli.commands.gpus import STATES, table
+from extender.cli.commands.gpus import STATES, state_of, table
 from extender.cli.formatting import UNKNOWN, Number
 from extender.cli.session import NODES, Session, connected, show_table
 from extender.cli.tables import STYLES, line, stack
@@ -104,7 +104,7 @@ def _screen(gpus: list[Gpu], lines: int, *, is_wide: bool) -> RenderableType:
 
 def _head(gpus: list[Gpu]) -> Text:
     """Return the summary line: time, number of GPUs, mean activity, GPUs by state."""
-    states = Counter(gpu.state for gpu in gpus)
+    states = Counter(map(state_of, gpus))
     known = [gpu.utilization_latest_ratio for gpu in gpus]
     busy = [value for value in known if value is not None]
     mean = f"{sum(busy) / len(busy):.0%}" if busy else UNKNOWN

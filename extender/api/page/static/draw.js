@@ -133,7 +133,7 @@ export class Drawing {
     if (kinds[7]) words.push(`${count(kinds[7])} excluded`);
     words.push(...more);
     if (instances) words.push(counts.gpus ? `${count(idleInstances)} of these idle` : `${count(idleInstances)} idle`);
-    if (kinds[1]) words.push(`${count(kinds[1])} idle, held`);
+    if (kinds[1]) words.push(`${count(kinds[1])} held idle`);
     words.push(plural(nodes.length, "node"));
     this.words.set(nodes, { version: fleet.version, words });
     return words;

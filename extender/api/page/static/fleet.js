@@ -10,7 +10,7 @@ export const NOT_READY = 1, CORDONED = 2, TAINTED = 4;
 /** Meaning of the signs; an idle GPU has one of two signs, by whether a pod holds it. */
 export const KINDS = [
   { id: "idle", name: "idle", look: IDLE, held: false, about: "idle and free: activity and memory in use are below their thresholds, and no pod holds it" },
-  { id: "held", name: "idle, held", look: IDLE, held: true, about: "idle although a pod holds it" },
+  { id: "held", name: "held idle", look: IDLE, held: true, about: "idle although a pod holds it" },
   { id: "busy", name: "busy", look: BUSY, about: "activity or memory in use is not below its threshold, or pods were just placed on it" },
   { id: "stale", name: "stale", look: STALE, about: "the last reading is too old to be sure" },
   { id: "unknown", name: "unknown", look: UNKNOWN, about: "no usable reading" },
