@@ -102,6 +102,17 @@ def idle_of(one: HolderAnswer | SumsAnswer, *, has_mig: bool) -> list[str]:
     return [gpus, instances if one.mig_instances else NOTHING]
 
 
+def no_holders(idle_for_seconds: float) -> str:
+    """Say that no pod holds GPUs, or none has left its GPUs idle for so long.
+
+    Example:
+        >>> no_holders(86_400), no_holders(0)
+        ('no pod is known to hold GPUs unused for 1d', 'no pod is known to hold GPUs')
+    """
+    unused = f" unused for {span(idle_for_seconds)}" if idle_for_seconds else ""
+    return f"no pod is known to hold GPUs{unused}"
+
+
 def span(seconds: float | None) -> str:
     """Format a duration as kubectl formats ages.
 
@@ -122,17 +133,19 @@ def span(seconds: float | None) -> str:
 
 
 def clock(at: str | None) -> str:
-    """Format an RFC 3339 time as the time of day in the local time zone."""
-    if not at:
-        return UNKNOWN
-    return datetime.fromisoformat(at).astimezone().strftime("%H:%M:%S")
+    """Format an RFC 3339 time as local time to the second, with the day unless it is today."""
+    return _local(at, "%H:%M:%S", "%m-%d %H:%M:%S") if at else UNKNOWN
 
 
 def since(at: str) -> str:
-    """Format an RFC 3339 time as local time, with the day unless it is today."""
+    """Format an RFC 3339 time as local time to the minute, with the day unless it is today."""
+    return _local(at, "%H:%M", "%Y-%m-%d %H:%M")
+
+
+def _local(at: str, today: str, another_day: str) -> str:
     local = datetime.fromisoformat(at).astimezone()
     is_today = local.date() == datetime.now().astimezone().date()
-    return local.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
+    return local.strftime(today if is_today else another_day)
 
 
 def resources(counts: Mapping[str, int]) -> str:

@@ -1,6 +1,7 @@
 """`idlegpu costs`: show the cost of the GPUs that pods hold, used and idle."""
 
 import click
+from click.core import ParameterSource
 from rich.console import RenderableType
 
 from extender.answers.holding import CostGroup, Costs, Usage, UsageFigures
@@ -36,7 +37,8 @@ _COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 )
 @click.option(
     "--since", default=0, type=formatting.span_of(USAGE, "since"), metavar="TIME",
-    help="Count all pods of this period (1d, 7d), ended ones included, by namespace and owner.",
+    help="Count all pods of this period (1d, 7d), ended ones included, by namespace, kind of owner "
+    "and model.",
 )  # fmt: skip
 @formatting.number_option(COSTS, "limit", "Largest number of groups to show.")
 def command(
@@ -56,6 +58,7 @@ def command(
     shown.
     """
     if since:
+        _refuse_with_since("by", "idle_for", "some", "limit")
         used = session.client.usage(since_seconds=since, namespace=namespace)
         session.show(used, lambda: _render_usage(used))
         return
@@ -63,6 +66,19 @@ def command(
         by=by, idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit
     )
     session.show(answer, lambda: _render(answer))
+
+
+def _refuse_with_since(*names: str) -> None:
+    """Refuse options that have no effect with --since.
+
+    Raises:
+        UsageError: one of them was given.
+    """
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in names if source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"--since lists all groups of all pods: leave out {options}")
 
 
 def _render(answer: Costs) -> RenderableType:
@@ -80,13 +96,13 @@ def _render(answer: Costs) -> RenderableType:
         parts.append(sheet(columns + (_COST_COLUMNS if answer.is_priced else []), rows))
         parts.append(line(f"in all {formatting.summed(answer.sums)}"))
     else:
-        parts.append(line("no pod is known to hold GPUs"))
+        parts.append(line(formatting.no_holders(answer.idle_for_seconds)))
     left = answer.total - len(answer.costs)
     notes = {
         "and {} more (--limit)": left,
-        "no price is known for the GPUs of {} pods": answer.sums.unpriced_pods * answer.is_priced,
-        "left out, because you may not read them: {} pods": answer.hidden_pods,
-        "left out, because no source reports their GPUs: {} pods": answer.unknown,
+        "pods for whose GPUs no price is known: {}": answer.sums.unpriced_pods * answer.is_priced,
+        "pods left out, because you may not read them: {}": answer.hidden_pods,
+        "pods left out, because no source reports their GPUs: {}": answer.unknown,
     }
     parts += [line(text.format(count), "dim") for text, count in notes.items() if count > 0]
     if not answer.is_priced:
@@ -95,16 +111,17 @@ def _render(answer: Costs) -> RenderableType:
 
 
 def _render_usage(answer: Usage) -> RenderableType:
+    since = formatting.since(answer.since)
     if not answer.usage:
-        return line(f"no pod held GPUs since {answer.since}")
-    columns = ["NAMESPACE", "OWNER", "MODEL", ">GPU-HOURS", ">IDLE HOURS"]
+        return line(f"no pod held GPUs since {since}")
+    columns = ["NAMESPACE", "OWNER KIND", "MODEL", ">GPU-HOURS", ">IDLE HOURS"]
     columns += [">COST", ">COST IDLE"] if answer.is_priced else []
     rows = [
         [one.namespace, one.owner_kind, one.model, *_figures(one, is_priced=answer.is_priced)]
         for one in answer.usage
     ]
     sums = _figures(answer.sums, is_priced=answer.is_priced)
-    total = [f"in all since {answer.since}", "", "", *sums]
+    total = [f"in all since {since}", "", "", *sums]
     return stack([sheet(columns, [*rows, total])])
 
 

@@ -53,7 +53,6 @@ def command(
 
 
 def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
-    span = formatting.span(answer.idle_for_seconds)
     parts: list[RenderableType | None] = []
     if answer.holders:
         costs = _COST_COLUMNS if answer.is_priced else []
@@ -65,16 +64,16 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
         columns = [name for name in _COLUMNS if name != formatting.IDLE_MIG or has_mig]
         parts.append(sheet(columns + costs, rows, _WIDE_COLUMNS if is_wide else ()))
     else:
-        parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
+        parts.append(line(formatting.no_holders(answer.idle_for_seconds)))
     parts.append(left_out(answer.total - len(answer.holders)))
     if answer.sums is not None and answer.sums.pods > 1:
         parts.append(line(f"in all {formatting.summed(answer.sums)}", "dim"))
     if answer.unknown:
         parts.append(
-            line(f"not judged, because no source reports their GPUs: {answer.unknown}", "dim")
+            line(f"pods not judged, because no source reports their GPUs: {answer.unknown}", "dim")
         )
     if answer.watched_since:
-        parts.append(line(f"watched since {formatting.clock(answer.watched_since)}", "dim"))
+        parts.append(line(f"watched since {formatting.since(answer.watched_since)}", "dim"))
     return stack(parts)
 
 

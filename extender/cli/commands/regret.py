@@ -43,8 +43,8 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
     after = formatting.span(answer.after_seconds)
     notes = [
-        line(f"watched until {after} after they are bound: {answer.watched} pods", "dim"),
-        line(f"left out: {answer.left_out} pods", "dim") if answer.left_out else None,
+        line(f"pods watched until {after} after their binding: {answer.watched}", "dim"),
+        line(f"pods left out: {answer.left_out}", "dim") if answer.left_out else None,
         unanswered(answer.unreachable),
     ]
     if not answer.placements:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from extender.cli.client import Client
 from extender.cli.commands.gpus import table
-from extender.cli.formatting import since
+from extender.cli.formatting import clock, since
 from extender.core.devices.readings import DeviceKey, ForeignProcess
 from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import build_fleet, call, runner, serving
@@ -93,8 +93,11 @@ def test_explain_of_a_node_that_is_gone_says_nothing_of_now() -> None:
     assert (result.exit_code, "foreign" in result.stdout) == (0, True), result.output
 
 
-def test_a_time_of_today_has_no_day() -> None:
+def test_a_time_has_its_day_unless_that_is_today() -> None:
     now = datetime.now().astimezone()
+    before = now - timedelta(days=2)
 
     assert since(now.isoformat()) == now.strftime("%H:%M")
-    assert since((now - timedelta(days=2)).isoformat()).startswith(str(now.year)[:3])
+    assert since(before.isoformat()) == before.strftime("%Y-%m-%d %H:%M")
+    assert clock(now.isoformat()) == now.strftime("%H:%M:%S")
+    assert clock(before.isoformat()) == before.strftime("%m-%d %H:%M:%S")

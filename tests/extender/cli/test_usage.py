@@ -6,10 +6,10 @@ import json
 from msgspec import convert
 
 from extender.answers.holding import SumsAnswer
-from extender.cli.formatting import idle_of
+from extender.cli.formatting import idle_of, since
 from extender.insight.holder_sums import Sums
 from extender.insight.usage import _SWEEP_SECONDS
-from testkit.cli_serving import build_fleet, runner, serving
+from testkit.cli_serving import Run, build_fleet, runner, serving
 
 
 def test_usage_of_a_period_is_listed_with_its_sum() -> None:
@@ -23,13 +23,21 @@ def test_usage_of_a_period_is_listed_with_its_sum() -> None:
         nothing = run("costs", "--since", "1d", "-n", "empty")
 
     rows = [line.split() for line in shown.stdout.splitlines()]
-    header = "NAMESPACE OWNER MODEL GPU-HOURS IDLE HOURS COST COST IDLE"
+    header = "NAMESPACE OWNER KIND MODEL GPU-HOURS IDLE HOURS COST COST IDLE"
     assert rows[0] == header.split()
     assert ["team", "Job", "H100", "80GB", "HBM3"] in [row[:5] for row in rows]
-    assert rows[-1][:4] == ["in", "all", "since", as_json["since"]]
+    began = since(as_json["since"])
+    assert rows[-1][:-4] == ["in", "all", "since", *began.split()]
     hours = sum(group["gpu_hours"] for group in as_json["usage"])
     assert as_json["sums"]["gpu_hours"] == hours > 0
-    assert nothing.stdout.startswith("no pod held GPUs since ")
+    assert nothing.stdout == f"no pod held GPUs since {began}\n"
+
+
+def test_options_without_effect_are_refused_with_a_period(run: Run) -> None:
+    result = run("costs", "--since", "1d", "--by", "pod", "--idle-for", "1h")
+
+    assert "leave out --by, --idle-for" in " ".join(result.stderr.split())
+    assert result.exit_code == 2
 
 
 def test_idle_mig_instances_have_a_column_of_their_own() -> None:

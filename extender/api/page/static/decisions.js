@@ -1,6 +1,6 @@
 // Live list of decisions; the reason why a runner-up lost is fetched when its row scrolls into view.
 
-import { clean, clock, count, h, percent, plural, show } from "./dom.js";
+import { clean, count, h, moment, percent, plural, show } from "./dom.js";
 import { LatestRequest } from "./requests.js";
 import { sourcesOf } from "./signals.js";
 import { go, state } from "./url.js";
@@ -155,7 +155,7 @@ export class Decisions {
     const took = one.duration_seconds + (one.filter?.duration_seconds ?? 0);
     const requested = Object.entries(one.request?.resources ?? {}).map(([name, number]) => `${number} ${name.replace("nvidia.com/", "")}`).join(", ");
     const cells = [
-      h("td", { class: "time" }, clock(one.at)),
+      h("td", { class: "time" }, moment(one.at)),
       h("td", { class: "lead" }, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: one.id }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
       h("td", {}, requested),
       h("td", {}, one.node ? h("button", { type: "button", class: "link", onclick: () => go({ node: one.node, gpu: "0" }, true) }, one.node) : h("span", { class: "trouble" }, "none")),

@@ -137,6 +137,14 @@ export function clock(at) {
   return Number.isNaN(date.getTime()) ? "" : date.toLocaleTimeString("en-GB");
 }
 
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+
+/** Format a time, with the day unless it is today. */
+export function moment(at) {
+  const date = new Date(at);
+  return date.toDateString() === new Date().toDateString() ? clock(date) : `${DAY.format(date)}, ${clock(date)}`;
+}
+
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
 /** Wrap a function so that it runs at most once per animation frame. */

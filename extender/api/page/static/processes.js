@@ -1,8 +1,6 @@
 // Processes that use a GPU without holding it, in words.
 
-import { bytes, clock, h, plural } from "./dom.js";
-
-const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+import { bytes, h, moment, plural } from "./dom.js";
 
 /** Render up to `most` processes of a GPU, one line each; null if none is known. */
 export function processes(gpu, most = Infinity) {
@@ -16,12 +14,7 @@ function inWords({ pid, name, memory_bytes: memory, started_at: startedAt, pod, 
   const place = pod ? `in pod ${pod}` : "outside Kubernetes";
   const parts = [
     `${memory === null ? "unknown memory" : bytes(memory)} by ${name || "a process"}`, `PID ${pid}`,
-    container ? `${place} (${container})` : place, startedAt ? `since ${since(new Date(startedAt))}` : null,
+    container ? `${place} (${container})` : place, startedAt ? `since ${moment(startedAt).slice(0, -3)}` : null,
   ];
   return parts.filter(Boolean).join(", ");
-}
-
-function since(date) {
-  const time = clock(date).slice(0, 5);
-  return date.toDateString() === new Date().toDateString() ? time : `${DAY.format(date)}, ${time}`;
 }

@@ -1,7 +1,9 @@
 """The view of decisions after a time without data."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 import pytest
 import pytest_asyncio
@@ -110,3 +112,15 @@ async def test_a_paused_page_catches_up_when_it_resumes(
 
         await expect(rows).to_have_count(2)
         await expect(rows.nth(0)).to_contain_text("team/missed")
+
+
+async def test_a_decision_of_another_day_shows_its_day(browser: Browser) -> None:
+    world = World()
+    world.now = datetime(2024, 5, 1, 9, 12).astimezone().timestamp()
+    world.add({"idle": [IDLE]})
+    async with serving(world) as server, looking(browser, server, "?view=decisions") as (page, _):
+        await live(page)
+        await decide(world, "old", "idle")
+
+        row = page.get_by_role("row", name="team/old")
+        await expect(row.locator(".time")).to_have_text(re.compile(r"^1 May, 09:12:\d\d$"))
