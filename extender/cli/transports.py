@@ -60,8 +60,6 @@ _CONNECT_SECONDS: Final = 5.0
 _SHOWN: Final = 300
 """Maximum number of characters of an unknown answer that an error message quotes."""
 
-_NOTHING: Final = "nothing more"
-
 _ROUTE: Final = re.compile(r" \(GET /[^)]*\)")
 """Routes that an error message names for programs."""
 
@@ -87,6 +85,9 @@ _API_SERVER: Final = {
 """Meaning of the API server's statuses, and the remedies."""
 
 _FAILED: Final = ("fails", "its log says why")
+
+_ANOTHER: Final = "is not idlegpu's API: as installed, it is on port 8889 (docs/command-line.md)"
+"""Message for an answer that neither idlegpu nor the API server gives."""
 
 _FAILURES: Final = {
     400: Failure.BAD_REQUEST,
@@ -196,11 +197,14 @@ class UrlTransport:
             ) from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             failure = _FAILURES.get(response.status, Failure.FAULT)
-            text = _message_of(response.data)
+            said = _said(response.data)
             # An error in the request says nothing about the server: leave its address out.
-            is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST} and text != _NOTHING
-            means = _ROUTE.sub("", text) if is_ours else self._explain(response)
-            raise ClientError(means, failure)
+            is_request = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST}
+            if said and is_request:
+                raise ClientError(_ROUTE.sub("", said), failure)
+            if failure is Failure.NOT_FOUND or response.status < HTTPStatus.BAD_REQUEST:
+                raise ClientError(f"{self.url} {_ANOTHER}", Failure.FAULT)
+            raise ClientError(self._explain(response), failure)
         return response.data
 
     def _cause(self, error: BaseException) -> str:
@@ -215,10 +219,8 @@ class UrlTransport:
         if isinstance(error, urllib3.exceptions.NewConnectionError):
             return _ERRNO.sub("", str(error).rpartition(": ")[2])
         for each in error.args:
-            if isinstance(each, ssl.SSLCertVerificationError):
-                return f"its certificate is not trusted: {each.verify_message} (--ca-file: its CA)"
-            if isinstance(each, ssl.SSLError) and each.reason == "WRONG_VERSION_NUMBER":
-                return "it does not speak TLS (use http://)"
+            if why := _tls_cause(each):
+                return why
         if any(isinstance(each, ConnectionResetError) for each in error.args):
             hint = " (use https:// if it speaks TLS)" if self.url.startswith("http:") else ""
             return f"it closes the connection{hint}"
@@ -228,11 +230,24 @@ class UrlTransport:
 
     def _explain(self, response: urllib3.BaseHTTPResponse) -> str:
         """Return the meaning of a server's error, and the remedy."""
-        text = _message_of(response.data)
+        text = _said(response.data) or " ".join(response.data.decode(errors="replace").split())
         words = _API_SERVER if _is_status(response.data) else _EXTENDER
         means, remedy = words.get(response.status, _FAILED)
-        said = "" if text == _NOTHING else f": {text}"
+        said = f": {text[:_SHOWN]}" if text else ""
         return f"{self.url} {means}{said}; {remedy}"
+
+
+def _tls_cause(error: object) -> str:
+    """Return the reason why TLS failed, in a few words; "" if it is not known."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message} (--ca-file: its CA)"
+    reason = error.reason if isinstance(error, ssl.SSLError) else ""
+    return {
+        "WRONG_VERSION_NUMBER": "it does not speak TLS (use http://)",
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED": (
+            "it demands a client certificate, as port 8888 does (the API: port 8889)"
+        ),
+    }.get(reason, "")
 
 
 def _is_status(body: bytes) -> bool:
@@ -272,12 +287,12 @@ def _tls(scheme: str, login: Login) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _message_of(body: bytes) -> str:
-    """Return an answer's error message: from our JSON, from a Status object, or its text.
+def _said(body: bytes) -> str:
+    """Return the error message in our JSON or in a Status object, "" if there is none.
 
     Example:
-        >>> _message_of(b'{"error": "no"}'), _message_of(b'{"kind": "Status", "message": "x"}')
-        ('no', 'x')
+        >>> _said(b'{"error": "no"}'), _said(b'{"kind": "Status", "message": "x"}'), _said(b"404")
+        ('no', 'x', '')
     """
     try:
         document = decode_with(msgspec.json.decode, body)
@@ -287,7 +302,7 @@ def _message_of(body: bytes) -> str:
         for name in ("error", "message"):
             if isinstance(document.get(name), str) and document[name]:
                 return str(document[name])
-    return " ".join(body.decode(errors="replace").split())[:_SHOWN] or _NOTHING
+    return ""
 
 
 def _kind(error: Exception) -> Failure:

@@ -1,7 +1,9 @@
 """A failure prints one line and sets the exit status."""
 
+import contextlib
 import os
 import shlex
+import socket
 import ssl
 import subprocess
 import sys
@@ -136,6 +138,36 @@ def test_a_certificate_of_another_ca_is_reported(run: Run, tmp_path: Path) -> No
     assert result.exit_code == 3
 
 
+def test_a_port_for_clients_with_certificates_is_reported(run: Run, tmp_path: Path) -> None:
+    issue(tmp_path)
+    own = tmp_path / "extender"
+    demanding = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    demanding.load_cert_chain(own / "tls.crt", own / "tls.key")
+    demanding.load_verify_locations(own / "ca.crt")
+    demanding.verify_mode = ssl.CERT_REQUIRED
+
+    def refuse(listening: socket.socket) -> None:
+        client, _ = listening.accept()
+        tls = demanding.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        with contextlib.suppress(ssl.SSLError):
+            tls.do_handshake()
+        with socket.socket(fileno=tls.detach()) as plain:
+            while plain.recv(4096):  # a reset would overtake the alert
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=refuse, args=(listening,))
+        thread.start()
+        url = f"https://localhost:{listening.getsockname()[1]}"
+        result = run("nodes", "--url", url, "--ca-file", str(own / "ca.crt"))
+        thread.join()
+
+    assert "it demands a client certificate, as port 8888 does (the API: port 8889)" in " ".join(
+        result.stderr.split()
+    )
+    assert result.exit_code == 3
+
+
 @pytest.mark.parametrize("options", [[], ["-o", "json"], ["--help"]])
 @pytest.mark.parametrize(("where", "status"), [("/dev/full", 2), ("&-", 0)])
 def test_output_that_cannot_be_written_is_one_line(
@@ -217,7 +249,8 @@ def odd() -> Iterator[str]:
         ("429-later", 4, "has too many requests: later; try again"),
         ("500-x", 5, "fails: x; its log says why"),
         ("503-x", 3, "is not ready: x; `kubectl get pods -n idlegpu`"),
-        ("404-x", 1, "x"),
+        ("404-404: Not Found", 5, "is not idlegpu's API: as installed, it is on port 8889"),
+        ("302-", 5, "is not idlegpu's API"),
         ("200-", 5, "the answer for /v1/nodes cannot be read"),
         ("200-<html>", 5, "the answer for /v1/nodes cannot be read"),
     ],
