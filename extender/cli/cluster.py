@@ -29,6 +29,9 @@ _SERVICE: Final = re.compile(
 _MISSING: Final = re.compile(r'(services|namespaces) "[^"]+" not found')
 """The API server's message for a Service that does not exist."""
 
+_NO_CONTEXT: Final = re.compile(r"object with name ?(.*?) in .*contexts list")
+"""The Kubernetes client's message for a context that the kubeconfig lacks."""
+
 _CLOSED: Final = (
     "; if NetworkPolicies keep the API server off the extender, use --url over a port-forward "
     "(docs/command-line.md)"
@@ -84,9 +87,7 @@ class Cluster:
             )
             namespace = _namespace(loader)
         except KUBECONFIG_ERRORS as error:
-            raise ClientError(
-                f"cannot use kubeconfig {shown}: {cause_of(error)}", Failure.BAD_REQUEST
-            ) from error
+            raise ClientError(_why_unusable(shown, cause_of(error)), Failure.BAD_REQUEST) from error
         token = (configuration.api_key.get("BearerToken") or "").strip()
         login = Login(
             headers={"Authorization": token} if token else {},
@@ -284,6 +285,17 @@ def _read(body: bytes, path: str) -> Any:  # noqa: ANN401 - an object
         raise ClientError(
             f"the API server's answer for {path} cannot be read: {error}", Failure.FAULT
         ) from error
+
+
+def _why_unusable(file: str, cause: str) -> str:
+    """Return the reason why a kubeconfig cannot be used, and the remedy for a missing context."""
+    missing = _NO_CONTEXT.search(cause)
+    if missing is None:
+        return f"cannot use kubeconfig {file}: {cause}"
+    names = "`kubectl config get-contexts` lists the names"
+    if not missing[1]:
+        return f"kubeconfig {file} has no current context: choose one with --context ({names})"
+    return f"kubeconfig {file} has no context {missing[1]!r}: {names}"
 
 
 def _namespace(loader: Any) -> str:  # noqa: ANN401 - the library's

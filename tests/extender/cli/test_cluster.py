@@ -208,8 +208,18 @@ def test_a_malformed_service_is_refused(kubeconfig: str, service: str) -> None:
 
 
 def test_an_unknown_context_is_named(kubeconfig: str) -> None:
-    with pytest.raises(ClientError, match=r"cannot use kubeconfig .*three"):
+    with pytest.raises(
+        ClientError, match=r" has no context 'three': `kubectl config get-contexts`"
+    ):
         Cluster.from_kubeconfig(kubeconfig, context="three")
+
+
+def test_a_kubeconfig_without_a_current_context_says_how_to_choose_one(kubeconfig: str) -> None:
+    file = Path(kubeconfig)
+    file.write_text(file.read_text().replace("current-context: one", 'current-context: ""'))
+
+    with pytest.raises(ClientError, match="no current context: choose one with --context"):
+        Cluster.from_kubeconfig(kubeconfig)
 
 
 def test_the_namespace_is_that_of_the_context(kubeconfig: str) -> None:
