@@ -57,7 +57,7 @@ class CardAdvice(SampledUse):
         replicas_used: replicas that pods hold.
         memory_total_bytes: memory of the card.
         verdict: `fewer`, `do-not-share`, `share`, `more`, `keep` or `not-measured`.
-        recommended_replicas: replicas to offer, 1 for a whole card.
+        recommended_replicas: replicas to offer, 1 for a whole card; a default if `not-measured`.
         bound_by: limit that determines `recommended_replicas`: `activity`, `memory` or `most`; null
             without measurements.
         way: recommended way of sharing if it differs from the present one: `mig`, `mps` or

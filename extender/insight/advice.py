@@ -61,8 +61,8 @@ def _card_words(card: Card, advice: CardRecommendation) -> str:
     """Explain the advice for a card."""
     if advice.verdict is CardVerdict.NOT_MEASURED:
         return (
-            f"no samples of the pods' use: {advice.replicas} replicas of "
-            f"{_gib(advice.memory_bytes)}, 1 GiB kept back, {_way(card, advice)}"
+            f"no samples of the pods' use; until there are, the default is {advice.replicas} "
+            f"replicas of {_gib(advice.memory_bytes)}, 1 GiB kept back, {_way(card, advice)}"
         )
     used = _used(card.use, card.memory_bytes)
     limit = "" if advice.bound is None else f", {_BOUNDS[advice.bound]}"

@@ -131,6 +131,9 @@ def _memory(used: float | None, total: float | None) -> str:
 
 def _card(card: CardAdvice, *, is_wide: bool) -> list[Cell]:
     how = {"mig": f"MIG {card.mig_layout}", "mps": "MPS"}.get(card.way or "", card.way)
+    better = str(card.recommended_replicas)
+    if card.verdict == "not-measured":  # only the default, which WHY states
+        how = better = formatting.NOTHING
     row: list[Cell] = [
         card.name,
         card.model or formatting.UNKNOWN,
@@ -139,7 +142,7 @@ def _card(card: CardAdvice, *, is_wide: bool) -> list[Cell]:
         formatting.percent(card.activity_ratio),
         _memory(card.memory_bytes, card.memory_total_bytes),
         word(card.verdict),
-        str(card.recommended_replicas),
+        better,
         how or formatting.NOTHING,
     ]
     if is_wide:

@@ -17,7 +17,7 @@ TABLE = """\
 CARD   MODEL            SOLD AS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW
 s::0   H100 80GB HBM3         4        2       100%        20/80   do-not-share        1   -
 w::0   H100 80GB HBM3         1        1         5%       8.0/80   share               9   MIG 7x 1g.10gb
-s::1   H100 80GB HBM3         4        0         0%         0/80   not-measured        2   MIG 2x 3g.40gb
+s::1   H100 80GB HBM3         4        0         0%         0/80   not-measured        -   -
 
 POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE              REQUESTED GiB   BETTER GiB
 team/big   w         1         5%       8.0/80   requests-too-much              40           10
@@ -55,6 +55,7 @@ def test_a_wide_table_says_why(advise: Run) -> None:
     assert "2 of 4 replicas in use, which together use 100% busy" in text
     assert "requests 40.0 GiB of each GPU and never used more than" in text
     assert "Deployment big" in text
+    assert "until there are, the default is 2 replicas of 39.5 GiB" in text
 
 
 def test_programs_get_json_and_yaml_of_the_same_with_every_field(
