@@ -234,13 +234,15 @@ def test_the_second_scheduler_has_the_api_servers_version(
     assert container["image"] == f"registry.k8s.io/kube-scheduler:{scheduler}"
 
 
-def test_a_kube_scheduler_newer_than_the_api_server_is_refused(tmp_path: Path) -> None:
+def test_a_kube_scheduler_newer_than_the_api_server_or_unknown_is_refused(tmp_path: Path) -> None:
     def values(tag: str) -> Values:
         return {"scheduler": {"enabled": True}, "images": {"scheduler": {"tag": tag}}}
 
     assert rendered(values("v1.36.9"), tmp_path, "v1.36.1")
     with pytest.raises(HelmError, match=r"v1\.37\.0 is newer than the API server \(v1\.36\.1\)"):
         rendered(values("v1.37.0"), tmp_path, "v1.36.1+k3s1")
+    with pytest.raises(HelmError, match="tag: latest does not begin with a version"):
+        rendered(values("latest"), tmp_path)
 
 
 def test_our_images_come_from_one_registry(tmp_path: Path) -> None:
@@ -488,6 +490,8 @@ def test_every_port_listens_on_ipv6_if_one_does(values: Values, tmp_path: Path) 
         pytest.param({"extender": {"replica": 2}}, "replica", id="unknown-value"),
         pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
         pytest.param({"components": ["fixed-address"]}, "fixedAddress.clusterIP", id="no-address"),
+        pytest.param({"fixedAddress": {"clusterIP": "10.0.0.288"}}, "fixedAddress/cl", id="octet"),
+        pytest.param({"apiProxy": {"addresses": ["10.0.0.0/33"]}}, "addresses/0", id="prefix"),
         pytest.param({"components": ["api-proxy"]}, "apiProxy.addresses", id="no-proxy"),
         pytest.param(
             {"components": ["fixed-address"], "fixedAddress": None},
@@ -526,12 +530,8 @@ def test_every_port_listens_on_ipv6_if_one_does(values: Values, tmp_path: Path) 
         ),
         pytest.param({"images": {"agent": {"digest": "sha256:1"}}}, "digest", id="bad-digest"),
         pytest.param({"images": {"agent": {"tag": "a b"}}}, "images/agent/tag", id="bad-tag"),
-        pytest.param(
-            {"images": {"agent": {"repository": "a b"}}}, "agent/repository", id="bad-repository"
-        ),
-        pytest.param(
-            {"images": {"registry": "https://r.example.com"}}, "images/registry", id="a-url"
-        ),
+        pytest.param({"images": {"agent": {"repository": "a b"}}}, "agent/repo", id="repository"),
+        pytest.param({"images": {"registry": "https://r.example"}}, "images/registry", id="a-url"),
         pytest.param({"images": {"agent": None}}, "/images.*'agent'", id="no-image"),
         pytest.param({"extender": None}, "'extender'", id="no-extender"),
         pytest.param({"extender": {"settings": None}}, "/extender.*'settings'", id="no-settings"),
