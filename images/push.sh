@@ -31,6 +31,13 @@ else
     exec "${PYTHON:-python3}" "$root/images/archive.py" "$registry"
 fi
 
+explain() {
+    [ $? = 0 ] || case $platforms in
+    *,*) echo "to build for several platforms, docker needs a builder of its own (docker buildx create --use), and this machine an emulator (QEMU with binfmt_misc): PLATFORMS=linux/amd64 builds for one" >&2 ;;
+    esac
+}
+trap explain EXIT
+
 for program in extender agent; do
     image=$registry/idlegpu-$program:$tag
     file=$root/images/$program.Dockerfile

@@ -72,6 +72,21 @@ def test_podman_does_so_where_docker_has_no_buildx(programs: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("platforms", "is_explained"), [("linux/amd64,linux/arm64", True), ("linux/amd64", False)]
+)
+def test_a_failure_names_what_several_platforms_need(
+    programs: Path, platforms: str, *, is_explained: bool
+) -> None:
+    fake(programs, "docker", '[ "$2" = version ] || { echo "exec format error" >&2; exit 7; }')
+
+    done = run(PUSH, "r", programs=programs, TAG="1", PLATFORMS=platforms)
+
+    assert done.returncode == 7
+    assert "exec format error" in done.stderr
+    assert ("PLATFORMS=linux/amd64 builds for one" in done.stderr) == is_explained
+
+
 def test_with_neither_archives_are_written(programs: Path) -> None:
     fake(programs, "docker", "exit 1")
     fake(programs, "podman", "exit 1")
