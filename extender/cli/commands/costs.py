@@ -113,7 +113,7 @@ def _render(answer: Costs) -> RenderableType:
 def _render_usage(answer: Usage) -> RenderableType:
     since = formatting.since(answer.since)
     if not answer.usage:
-        return line(f"no pod held GPUs since {since}")
+        return line(f"no GPU-hours are recorded since {since}; they are added up once a minute")
     columns = ["NAMESPACE", "OWNER KIND", "MODEL", ">GPU-HOURS", ">IDLE HOURS"]
     columns += [">COST", ">COST IDLE"] if answer.is_priced else []
     rows = [
