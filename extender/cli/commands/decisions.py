@@ -33,7 +33,7 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
     kube-scheduler calls the extender twice for each pod: filter selects the nodes that suit,
     prioritize ranks them. Both calls are one row. FEASIBLE: nodes that suit, of the candidates;
     CHOSE: idlegpu's first choice; FOLLOWED: whether the pod was bound there. -o wide adds the
-    runner-up and the pod's requests; -o json lists each call.
+    runner-up, the pod's requests and the time of both calls; -o json lists each call.
     """
     calls = min(2 * limit, _MOST) if session.is_table else limit
     answer = session.client.decisions(pod=pod, limit=calls)
@@ -91,7 +91,9 @@ def _row(decision: DecisionAnswer, filtered: DecisionAnswer, *, is_wide: bool) -
         word(texts[decision.is_followed]),
     ]
     if is_wide:
-        took = decision.duration_seconds
+        calls = [decision, filtered] if filtered is not decision else [decision]
+        known = [call.duration_seconds for call in calls if call.duration_seconds is not None]
+        took = sum(known) if known else None
         row += [
             decision.runner_up or formatting.NOTHING,
             formatting.resources(decision.request.resources if decision.request else {}),

@@ -12,7 +12,7 @@ from typing_extensions import override
 from extender.cli.client import Client, ClientError
 from extender.insight.replicas import ALONE
 from testkit.cards import IDLE, Gpu
-from testkit.cli_serving import Run, call, runner, serving
+from testkit.cli_serving import Run, build_fleet, call, runner, serving
 from testkit.others import FAR, OtherReplicas, replica_world
 from testkit.world import World
 
@@ -131,6 +131,17 @@ def test_the_wide_list_of_decisions_has_their_ids() -> None:
 
     assert header.split()[-1] == "ID"
     assert heads(shown.stdout) == ["team/c", "team/a"]
+
+
+def test_the_wide_list_adds_up_the_time_of_both_calls() -> None:
+    with serving(build_fleet().build_app()) as url:
+        run = runner(url)
+        header, row = run("decisions", "-o", "wide").stdout.splitlines()
+        calls = json.loads(run("decisions", "-o", "json").stdout)["decisions"]
+
+    took = sum(one["duration_seconds"] for one in calls)
+    assert [one["verb"] for one in calls] == ["prioritize", "filter"]
+    assert row[: header.index("MS") + 2].split()[-1] == f"{took * 1000:.1f}"
 
 
 def many_nodes() -> World:
