@@ -13,6 +13,8 @@ from testkit.page.serving import browsing, looking_at
 
 FOLDER: Final = Path(__file__).parent.parent / "docs" / "pictures"
 WIDTH: Final = 1360
+RECORDED_MS: Final = 180_000
+"""Longest time until enough GPU-hours are recorded for a sum, and readings show the demo's pods."""
 PICTURES: Final = {
     "page.png": ("?theme=light&group=model", 470),
     "decisions.png": ("?theme=light&view=decisions", 400),
@@ -25,6 +27,9 @@ async def main() -> None:
     """Play the demo and write every picture."""
     quiet = Console(file=io.StringIO(), width=COLUMNS)
     async with playing(quiet) as url, browsing() as browser:
+        async with looking_at(browser, f"{url}/page/") as (page, _):
+            hours = page.locator("#overview")
+            await expect(hours).to_contain_text("held idle", timeout=RECORDED_MS)
         for name, (view, height) in PICTURES.items():
             size = {"width": WIDTH, "height": height}
             async with looking_at(browser, f"{url}/page/{view}", viewport=size) as (page, _):

@@ -50,7 +50,7 @@ const TENTH = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 1 });
 
 function hoursInWords({ sums, since }) {
   const from = `since ${clock(since).slice(0, 5)}`;
-  if (sums.gpu_hours < 0.05) return `no GPU-hours held ${from} yet`; // "0 of 0" shortly after the start
+  if (sums.gpu_hours < 0.05) return `no GPU-hours are recorded ${from} yet`; // not "0 of 0" shortly after the start
   return `${TENTH.format(sums.gpu_hours_idle)} of ${TENTH.format(sums.gpu_hours)} GPU-hours held idle ${from}`;
 }
 

@@ -145,7 +145,7 @@ async def test_overview_shows_idle_holders_and_waiting_pods(browser: Browser) ->
     wait_for_gpus(world, "patient", 2)
     async with serving(world) as server, looking(browser, server) as (page, _):
         overview = page.locator("#overview")
-        await expect(overview).to_contain_text("no GPU-hours held since")
+        await expect(overview).to_contain_text("no GPU-hours are recorded since")
 
         await overview.get_by_role("button", name="1 pod waits").click()
 
