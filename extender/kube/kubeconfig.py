@@ -61,9 +61,10 @@ def load_service_account(folder: Path) -> Configuration:
             cert_filename=str(folder / "ca.crt"),
         )
     except (config.ConfigException, OSError) as error:
+        cause = cause_of(error).rstrip(".")
         raise KubeConfigError(
             "cannot find the API server: no kubeconfig is set, and this process is not in a pod "
-            f"with a service account: {error}: set kubeconfig (IDLEGPU_KUBECONFIG)"
+            f"with a service account: {cause}: set kubeconfig (IDLEGPU_KUBECONFIG)"
         ) from error
     return configuration
 

@@ -355,7 +355,7 @@ async def test_error_outside_a_cluster_requests_a_kubeconfig(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
-    with pytest.raises(KubeConfigError, match=r"no kubeconfig is set.*IDLEGPU_KUBECONFIG"):
+    with pytest.raises(KubeConfigError, match=r"no kubeconfig is set.*[^.]: set kubeconfig"):
         await KubeClient.connect(service_account=tmp_path)
 
 
