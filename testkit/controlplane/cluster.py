@@ -127,21 +127,23 @@ async def place_example(cluster: Cluster) -> None:
     decisions = await cluster.extender.get("/v1/decisions", {"pod": f"default/{EXAMPLE}"})
     (decision, *_) = decisions["decisions"]
     say(
-        f"pod {EXAMPLE} is on {node}: the extender's first choice of {decision['feasible']} "
-        f"feasible nodes was {decision['node']}"
+        f"pod {EXAMPLE} is on {node}; the extender's choice was {decision['node']}, of "
+        f"{decision['feasible']} nodes"
     )
 
 
 def usage(cluster: Cluster) -> str:
     """Return usage instructions: how to reach the cluster and what to try."""
     url = cluster.extender.url
-    gpus = sum(len(node.devices) for node in cluster.fleet.nodes.values())
+    devices = [device for node in cluster.fleet.nodes.values() for device in node.devices]
+    instances = sum(bool(device.profile) for device in devices)
+    gpus = f"{len(devices) - instances} GPUs and {instances} MIG instances"
     return textwrap.dedent(
         f"""
-        The cluster runs: {len(cluster.fleet.nodes)} nodes with {gpus} GPUs and MIG instances.
-        Simulated are nodes, GPUs and the processes in pods; etcd, kube-apiserver, kube-scheduler,
-        Prometheus and the extender are real. There is no kube-controller-manager: create pods,
-        not deployments.
+        The cluster runs: {len(cluster.fleet.nodes)} nodes with {gpus}.
+        Real: etcd, kube-apiserver, kube-scheduler, Prometheus and the extender.
+        Simulated: nodes, GPUs and the processes in pods. There is no
+        kube-controller-manager: create pods, not Deployments.
 
           export KUBECONFIG={shlex.quote(str(cluster.plane.kubeconfig()))}
           export PATH={shlex.quote(str(binary("kubectl").parent))}:$PATH
