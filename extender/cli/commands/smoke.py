@@ -1,6 +1,7 @@
 """`idlegpu smoke`: run nvidia-smi on a node, in a pod with one GPU."""
 
 import time
+from urllib.parse import quote
 
 import click
 
@@ -66,6 +67,7 @@ def command(
         click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
         return
     cluster = session.cluster
+    _require_node(cluster, node)
     where = namespace or cluster.namespace
     made = cluster.create(PATHS["Pod"].format(where), item)
     name = made["metadata"]["name"]
@@ -92,6 +94,23 @@ def command(
         )
     if not has_worked:
         raise ClientError(f"nvidia-smi failed on {node}: {_why(ended)}", Failure.NOT_FOUND)
+
+
+def _require_node(cluster: Cluster, node: str) -> None:
+    """Refuse a node that does not exist; without the right to read nodes the pod will show it.
+
+    Raises:
+        ClientError: the node does not exist, or the API server does not answer.
+    """
+    try:
+        cluster.get(f"/api/v1/nodes/{quote(node, safe='')}")
+    except ClientError as error:
+        if error.failure is Failure.NOT_FOUND:
+            raise ClientError(
+                f"node {node!r} does not exist: `kubectl get nodes` lists the names", error.failure
+            ) from error
+        if error.failure is not Failure.REFUSED:
+            raise
 
 
 def _smoke_pod(node: str, *, resource: str, image: str) -> Object:

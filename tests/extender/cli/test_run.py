@@ -26,6 +26,7 @@ class FakeCluster:
         created: submitted objects by path.
         deleted: paths of deleted objects.
         phase: final phase of pods; "" if they do not end.
+        reads_nodes: whether the caller may read nodes; all exist except `absent`.
         schedulers: schedulers that call the extender; None if it does not answer.
         log: log of the pods; None if their kubelet does not answer.
     """
@@ -36,6 +37,7 @@ class FakeCluster:
         self.phase = "Succeeded"
         self.log: str | None = "NVIDIA-SMI 580\n\x1b[31mGPU 0\n"
         self.refuses = False
+        self.reads_nodes = True
         self.schedulers: list[str] | None = None
 
     def build_app(self) -> web.Application:
@@ -58,6 +60,10 @@ class FakeCluster:
             if self.log is None:
                 return web.json_response({"kind": "Status", "message": "no route"}, status=500)
             return web.Response(text=self.log)
+        if request.path.startswith("/api/v1/nodes/") and not self.reads_nodes:
+            return web.json_response({"kind": "Status", "message": "forbidden"}, status=403)
+        if request.path == "/api/v1/nodes/absent":
+            return web.json_response({"kind": "Status", "message": "not found"}, status=404)
         if request.path.endswith("/v1/bypassed") and self.refuses:
             return web.json_response({"error": "no token"}, status=401)
         if request.path.endswith("/v1/bypassed") and self.schedulers is not None:
@@ -368,6 +374,20 @@ def test_a_smoke_that_fails_says_why_and_still_deletes_the_pod(
     assert "nvidia-smi failed on node-7: no devices were found" in result.stderr
     assert len(cluster.deleted) == 1
     assert result.exit_code == 1
+
+
+def test_smoke_refuses_a_node_that_does_not_exist(submit: Run, cluster: FakeCluster) -> None:
+    result = submit("smoke", "absent")
+
+    assert "node 'absent' does not exist: `kubectl get nodes` lists" in result.stderr
+    assert cluster.created == []
+    assert result.exit_code == 1
+
+
+def test_smoke_needs_no_right_to_read_nodes(submit: Run, cluster: FakeCluster) -> None:
+    cluster.reads_nodes = False
+
+    assert submit("smoke", "node-7").exit_code == 0
 
 
 def test_smoke_reports_why_the_pod_waits_after_the_timeout(
