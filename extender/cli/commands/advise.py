@@ -9,7 +9,7 @@ from extender.cli import formatting
 from extender.cli.session import NODES, Session, connected, namespace_option
 from extender.cli.tables import Cell, left_out, line, sheet, stack, word
 
-_CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
+_CARDS = ["CARD", "?MODEL", ">REPLICAS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip
 _WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
 _PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">REQUESTED GiB",
@@ -35,6 +35,7 @@ def command(
 ) -> None:  # fmt: skip
     """Recommend replicas for shared GPUs; list oversized requests and stranded GPUs.
 
+    REPLICAS: those that a card offers, IN USE: those that pods hold, BETTER: how many would fit.
     Based on measured use: ACTIVITY and MEMORY are the 95th percentile of the samples since the
     GPU's tenants last changed. -o wide shows the reason, and the length of that period.
 

@@ -14,10 +14,10 @@ from tests.extender.cli.advised import build
 from tests.extender.cli.answers import missing
 
 TABLE = """\
-CARD   MODEL            SOLD AS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW
-s::0   H100 80GB HBM3         4        2       100%        20/80   do-not-share        1   -
-w::0   H100 80GB HBM3         1        1         5%       8.0/80   share               9   MIG 7x 1g.10gb
-s::1   H100 80GB HBM3         4        0         0%         0/80   not-measured        -   -
+CARD   MODEL            REPLICAS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW
+s::0   H100 80GB HBM3          4        2       100%        20/80   do-not-share        1   -
+w::0   H100 80GB HBM3          1        1         5%       8.0/80   share               9   MIG 7x 1g.10gb
+s::1   H100 80GB HBM3          4        0         0%         0/80   not-measured        -   -
 
 POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE              REQUESTED GiB   BETTER GiB
 team/big   w         1         5%       8.0/80   requests-too-much              40           10
