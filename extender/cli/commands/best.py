@@ -36,7 +36,9 @@ def command(
     Of the GPUs that the pod could land on: IDLE counts the idle ones; ACTIVITY and FREE are means.
     CHANCE is the probability that all GPUs that the kubelet picks are idle. docs/decision.md
     explains the terms of WHY. STRANDED counts free GPUs for which the node lacks CPU, memory or
-    ephemeral storage (docs/advice.md). Exits with status 1 if no node suits.
+    ephemeral storage (docs/advice.md). -o wide adds LANDS ON: the GPUs that the kubelet could pick;
+    ASSUMED: pods on them that no reading shows yet; COUNTS AGREE: whether readings and API server
+    agree on the GPUs in use. Exits with status 1 if no node suits.
     """
     idle = "true" if require_idle else None
     answer = session.client.best(gpus=gpus, limit=limit, require_idle=idle, **wishes)

@@ -26,8 +26,8 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
 
     A GPU's name is NODE::INDEX. Held idle: idle although a pod holds it. PROCESSES: processes that
     use a GPU although their pod, if any, does not hold it, as reported by the agent; shown to
-    callers who may read the pods of all namespaces. -o wide adds the reason for its state, and the
-    source of its readings.
+    callers who may read the pods of all namespaces. -o wide adds the reason for its state, the
+    source of its readings, SHARES (held and offered) and ASSUMED (pods that no reading shows yet).
     """
     answer = session.client.gpus(node)
     answer.gpus = [

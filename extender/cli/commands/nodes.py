@@ -42,7 +42,8 @@ def command(session: Session, *, only_idle: bool, model: str) -> None:
     shown if there are any: they work, but another GPU of their node has a fault that excludes the
     whole node. UNKNOWN: without fresh readings. ACTIVITY and MEMORY: means over the node. STATUS:
     as kubectl shows it, unless a node is only Ready. -o wide adds HELD: number of allocatable GPUs
-    that pods hold, by the API server's count.
+    that pods hold, by the API server's count; ASSUMED: GPUs of pods whose binding
+    is not visible yet; FAILED EARLY: owners whose pods failed there soon after their start.
     """
     answer = session.client.nodes()
     answer.nodes = [
