@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 import click
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -50,7 +50,7 @@ def command(session: Session, *, node: str | None, once: bool, interval: float) 
     if once or not session.is_table:
         answer = session.client.gpus(node)
         answer.gpus = _busiest_first(answer.gpus)
-        session.show(answer, lambda: _screen(answer.gpus, _lines(session), is_wide=session.is_wide))
+        session.show(answer, lambda: _screen(answer.gpus, session.console, is_wide=session.is_wide))
         return
     with contextlib.suppress(KeyboardInterrupt), _pressed_keys() as wait, _view(session) as show:
         while True:
@@ -78,12 +78,7 @@ def _frame(session: Session, node: str | None) -> RenderableType:
         if error.failure not in {Failure.UNREACHABLE, Failure.FAULT}:
             raise
         return line(f"{datetime.now().astimezone():%H:%M:%S}  {error}", "bold red")
-    return _screen(gpus, _lines(session), is_wide=session.is_wide)
-
-
-def _lines(session: Session) -> int:
-    console = session.console
-    return max(console.height - _AROUND, 1) if console.is_terminal else _WITHOUT_SCREEN
+    return _screen(gpus, session.console, is_wide=session.is_wide)
 
 
 def _busiest_first(gpus: list[Gpu]) -> list[Gpu]:
@@ -96,10 +91,17 @@ def _busiest_first(gpus: list[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=place)
 
 
-def _screen(gpus: list[Gpu], lines: int, *, is_wide: bool) -> RenderableType:
-    hidden = len(gpus) - lines
-    more = line(f"and {hidden} less busy", "dim") if hidden > 0 else None
-    return stack([_head(gpus), Text(""), table(gpus[:lines], is_wide=is_wide), more])
+def _screen(gpus: list[Gpu], console: Console, *, is_wide: bool) -> RenderableType:
+    """Render the summary, and as many of the GPUs as fit the screen; a row may be folded."""
+    number = max(console.height - _AROUND, 1) if console.is_terminal else _WITHOUT_SCREEN
+    while True:
+        hidden = len(gpus) - number
+        more = line(f"and {hidden} less busy", "dim") if hidden > 0 else None
+        screen = stack([_head(gpus), Text(""), table(gpus[:number], is_wide=is_wide), more])
+        over = len(console.render_lines(screen, pad=False)) - console.height
+        if number == 1 or over <= 0 or not console.is_terminal:
+            return screen
+        number = max(min(number, len(gpus)) - max(over // 2, 1), 1)
 
 
 def _head(gpus: list[Gpu]) -> Text:

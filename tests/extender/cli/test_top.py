@@ -13,7 +13,10 @@ from urllib.request import Request, urlopen
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from rich.console import Console
 
+from extender.cli.client import Client
+from extender.cli.commands.top import _screen
 from testkit.cards import Gpu
 from testkit.cli_serving import NO_ENVIRONMENT, runner, serving
 from testkit.mig import mig_world
@@ -166,6 +169,23 @@ def test_top_appends_screens_without_a_terminal(fleet: Changing) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_folded_rows_leave_room_for_the_last_line() -> None:
+    world = World()
+    tenant = "vision/segmentation-training-of-the-whole-year-0"
+    world.add({f"gpu-h100-pool-{at}": [Gpu(busy=0.9, tenants=(tenant,))] * 8 for at in range(4)})
+    console = Console(width=80, height=24, force_terminal=True, color_system=None)
+    with serving(world.build_app()) as url:
+        gpus = Client.at(url).gpus().gpus
+
+    lines = console.render_lines(_screen(gpus, console, is_wide=False), pad=False)
+
+    last = "".join(segment.text for segment in lines[-1])
+    named = sum("gpu-h100-pool-" in "".join(segment.text for segment in line) for line in lines)
+    assert len(lines) <= 24
+    assert last.strip() == f"and {32 - named} less busy"
+    assert named > 3
 
 
 def test_instances_of_a_card_are_counted_apart_from_gpus() -> None:
