@@ -8,6 +8,8 @@
 ARG PYTHON=docker.io/library/python:3.11.15-slim-bookworm@sha256:b18992999dbe963a45a8a4da40ac2b1975be1a776d939d098c647482bcad5cba
 
 FROM ${PYTHON} AS build
+# A mirror of PyPI, if the build has no internet access.
+ARG PIP_INDEX_URL
 WORKDIR /src
 COPY pyproject.toml ./
 COPY images/build.sh images/extender.txt images/

@@ -5,6 +5,7 @@
 #   images/push.sh REGISTRY     host and path before the images' names, such as registry.example.com/team
 #
 # TAG: the images' tag, unless set the version in pyproject.toml. PLATFORMS: unless set linux/amd64,linux/arm64.
+# PIP_INDEX_URL: a mirror of PyPI.
 set -eu
 registry=${1:-}
 registry=${registry%/}
@@ -19,6 +20,7 @@ case $registry in
     ;;
 esac
 root=$(cd "$(dirname "$0")/.." && pwd)
+mirror=${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} # two words, or none
 tag=${TAG:-$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")}
 platforms=${PLATFORMS:-linux/amd64,linux/arm64}
 
@@ -42,10 +44,10 @@ for program in extender agent; do
     image=$registry/idlegpu-$program:$tag
     file=$root/images/$program.Dockerfile
     if [ $builder = docker ]; then
-        docker buildx build --platform "$platforms" --file "$file" --tag "$image" --push "$root"
+        docker buildx build $mirror --platform "$platforms" --file "$file" --tag "$image" --push "$root"
     else
         podman manifest rm "$image" >/dev/null 2>&1 || true # a list from before would only grow
-        podman build --platform "$platforms" --file "$file" --manifest "$image" "$root"
+        podman build $mirror --platform "$platforms" --file "$file" --manifest "$image" "$root"
         podman manifest push --all "$image" "docker://$image"
     fi
     echo "pushed $image"

@@ -72,6 +72,28 @@ def test_podman_does_so_where_docker_has_no_buildx(programs: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("builder", ["docker", "podman"])
+def test_a_mirror_of_pypi_reaches_the_build(programs: Path, builder: str) -> None:
+    fake(programs, "docker", "exit 0" if builder == "docker" else "exit 1")
+    fake(programs, "podman", "exit 0")
+
+    done = run(PUSH, "r", programs=programs, PIP_INDEX_URL="https://pypi.example.com/simple")
+
+    assert done.returncode == 0, done.stderr
+    builds = [line for line in logged(programs) if line.startswith(builder) and " --file " in line]
+    assert len(builds) == 2
+    assert all(" --build-arg PIP_INDEX_URL --platform " in line for line in builds)
+
+
+@pytest.mark.parametrize("program", ["extender", "agent"])
+def test_the_stage_that_installs_packages_takes_the_mirror(program: str) -> None:
+    text = (ROOT / "images" / f"{program}.Dockerfile").read_text()
+    before, _, after = text.partition("\nARG PIP_INDEX_URL\n")
+
+    assert before.count("\nFROM ") == 1
+    assert "\nRUN images/build.sh" in after
+
+
 @pytest.mark.parametrize(
     ("platforms", "is_explained"), [("linux/amd64,linux/arm64", True), ("linux/amd64", False)]
 )
