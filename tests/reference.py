@@ -33,6 +33,8 @@ from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
 from extender.settings.reload import _LIVE, _LIVE_PARTS
 from extender.settings.section import Section
+from extender.settings.service import DecisionLog
+from extender.settings.sources import Agents
 from extender.settings.spec import render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.files import ROOT
@@ -96,8 +98,9 @@ def _pattern(name: str) -> str:
 
 
 def extender() -> Extender:
-    """Build an extender that is not started; nothing here asks the API server."""
-    made = Extender(Settings(), KubeClient.__new__(KubeClient))
+    """Build an extender that is not started, with all its sources; nothing asks the API server."""
+    settings = Settings(agents=Agents(listen="127.0.0.1:9401"), decision_log=DecisionLog(path="-"))
+    made = Extender(settings, KubeClient.__new__(KubeClient))
     made.build_app()
     export_ports(made.metrics, [])
     return made

@@ -148,6 +148,35 @@ def test_generated_parts_match_the_code(path: str, name: str) -> None:
     assert part_of(text, name) == PARTS[name](), "run: python -m tests.reference"
 
 
+def test_every_setting_that_a_page_names_exists() -> None:
+    reference = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| `([a-z_.]+)`", reference, re.MULTILINE))
+    sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
+    named = {
+        name
+        for path in PAGES
+        if path.name != "CHANGELOG.md"
+        for name in re.findall(rf"`((?:{sections})\.[a-z_]+)`", path.read_text(encoding="utf-8"))
+    }
+
+    assert len(named) > 40
+    assert named - known - {"tls.crt", "tls.key"} == set()
+
+
+def test_every_metric_that_a_page_an_alert_or_a_panel_names_is_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| `(idlegpu_\w+)`", reference, re.MULTILINE))
+    named = {
+        re.sub("_(bucket|sum|count)$", "", name)
+        for path in [*PAGES, *tracked("manifests/components/*")]
+        if path.is_file()
+        for name in re.findall(r"\bidlegpu_[a-z_]+[a-z]\b", path.read_text(encoding="utf-8"))
+    }
+
+    assert len(named) > 60
+    assert named - known - {"idlegpu_wanted_gpus"} == set()  # prometheus-adapter's
+
+
 def test_the_charts_values_are_those_of_its_schema() -> None:
     assert VALUES.read_text(encoding="utf-8") == render_values(), "run: python -m tests.reference"
 
