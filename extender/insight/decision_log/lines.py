@@ -410,7 +410,7 @@ def _plain(value: object) -> object:
 def _request(request: GpuRequest) -> _Json:
     return {
         "resources": request.resources,
-        "containers": request.containers,
+        "containers": [(name, [tuple(one) for one in some]) for name, some in request.containers],
         "memory_bytes": request.memory_bytes,
         "memory_share": request.memory_share,
         "expected_bytes": request.expected_bytes,
