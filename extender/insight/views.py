@@ -504,11 +504,11 @@ class _OrderedDevice(Protocol):
         """GPU instance id of a MIG instance, "" for a whole card."""
 
 
-def order_of(device: _OrderedDevice) -> tuple[int, str, int]:
+def order_of(device: _OrderedDevice) -> tuple[float, str, float]:
     """Return a device's sort key: by card index, UUID, then MIG instance."""
     instance = number_of(device.gpu_instance_id)
     return (
-        device.index if device.index is not None and device.uuid else 1 << 30,
+        device.index if device.index is not None and device.uuid else math.inf,
         device.uuid,
-        -1 if instance is None else instance,
+        -math.inf if instance is None else instance,
     )

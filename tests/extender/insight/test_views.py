@@ -9,24 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.devices.readings import DeviceInfo, Readings, Signal
+from extender.core.devices.readings import (
+    DeviceInfo,
+    DeviceKey,
+    ForeignProcess,
+    Readings,
+    Signal,
+)
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.policy import Policy
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request.annotations import Target, TargetPolicy
 from extender.core.request.request import PodRef, parse_request
 from extender.insight.views import (
+    PIECE_VERDICTS,
     _freshness_word,
+    decision_in_steps,
     decision_view,
     gpus_of,
     node_views,
     node_with_gpus,
+    order_of,
+    request_view,
 )
 from extender.placement.history import DecisionRecord
 from extender.server.redaction import write_json_in_full
-from testkit.builders import GPU
-from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu
+from testkit.builders import GPU, request
+from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu, card
 from testkit.mig import mig_world
 from testkit.webhook_requests import pod
-from testkit.world import World
+from testkit.world import SHARED, World
 
 PROFILE = "1g.10gb"
 
@@ -206,13 +217,259 @@ def test_gpu_states_its_health_problems(world: World, gpu: Gpu, state: str, heal
     assert seen.why == health if state == "unhealthy" else seen.why.startswith("utilization")
 
 
-def test_a_gpu_that_is_missing_says_so(world: World) -> None:
+def shown(world: World, node: str = "node") -> list[dict[str, Any]]:
+    """Return a node's GPUs as an answer has them."""
+    (gpus,) = gpus_of(world.fleet, world.fleet.snapshot(), [node]).values()
+    return [json.loads(write_json_in_full(gpu)) for gpu in gpus]
+
+
+def test_a_gpu_is_described_by_its_readings_and_its_pods() -> None:
+    world = World()
+    world.register_node("node", gpus=1)
+    world.add_pod("a", "node")
+    signs = {Signal.TEMPERATURE: 61.5, Signal.POWER: 310.0}
+    of_pod = Gpu(used_gib=20.0, xid=43.0, signs=signs, tenants=("team/a",))
+    for busy in (0.5, 0.7, 0.5, 0.9):
+        world.now += 10.0
+        world.report({"node": [replace(of_pod, busy=busy)]})
+        world.fleet.snapshot()
+    reported = {"source": "prometheus", "age_seconds": 0.0}
+
+    (gpu,) = shown(world)
+
+    assert gpu == {
+        "node": "node",
+        "resource": GPU,
+        "index": 0,
+        "uuid": "GPU-node-0",
+        "gpu_instance_id": "",
+        "mig_profile": "",
+        "model": "H100 80GB HBM3",
+        "state": "busy",
+        "why": "utilization 90% is not below 30%",
+        "health": "",
+        "utilization_ratio": pytest.approx((0.5 + 0.7 + 0.5 + 0.9) / 4),
+        "utilization_latest_ratio": 0.9,
+        "utilization_spread_ratio": pytest.approx(np.std([0.5, 0.7, 0.5, 0.9]), abs=1e-6),
+        "memory_used_ratio": 0.25,
+        "memory_free_bytes": 60 << 30,
+        "memory_total_bytes": 80 << 30,
+        "temperature_celsius": 61.5,
+        "power_watts": 310.0,
+        "xid": 43,
+        "freshness": "fresh",
+        "age_seconds": 0.0,
+        "source": "prometheus",
+        "replicas": 1,
+        "replicas_used": 1,
+        "assumed": 0,
+        "tenants": ["team/a"],
+        "signals": {"utilization": reported, "memory": reported},
+        "foreign_processes": [],
+    }
+
+
+def test_a_gpu_that_is_missing_has_no_values() -> None:
+    world = World()
     world.add({"node": [IDLE, IDLE]})
     world.register_node("node", gpus=3)
 
-    ((_, _, lost),) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
+    *_, lost = shown(world)
 
-    assert (lost.state, lost.health) == ("unknown", "counts less: missing among its siblings")
+    known = {name: value for name, value in lost.items() if value not in (None, "", [], {})}
+    assert known == {
+        "node": "node",
+        "resource": GPU,
+        "state": "unknown",
+        "why": "no source has shown it",
+        "health": "counts less: missing among its siblings",
+        "freshness": "missing",
+        "source": "none",
+        "replicas": 1,
+        "replicas_used": 0,
+        "assumed": 0,
+    }
+
+
+FOREIGN = "20.0 GiB and 40% in use, and no pod holds it"
+TOO_OLD = "its last reading is too old, or older than its tenants: "
+
+
+@pytest.mark.parametrize(
+    ("gpu", "age", "state", "why"),
+    [
+        (Gpu(busy=0.4, used_gib=20.0), 0, "foreign", FOREIGN),
+        (Gpu(busy=0.9), 0, "busy", "utilization 90% is not below 30%"),
+        (Gpu(busy=0.3, tenants=("team/a",)), 0, "busy", "utilization 30% is not below 30%"),
+        (Gpu(used_gib=40.0, tenants=("team/a",)), 0, "busy", "memory 50% is not below 50%"),
+        (IDLE, 200, "stale", "its last reading is stale: it was measured 200 s ago"),
+        (IDLE, 1000, "unknown", f"{TOO_OLD}1000 s"),
+        (Gpu(busy=None, used_gib=1.0), 30, "unknown", f"{TOO_OLD}30 s"),
+        (Gpu(busy=0.1, used_gib=None), 0, "unknown", "its memory in use is unknown"),
+    ],
+)  # fmt: skip
+def test_each_state_has_its_reason(gpu: Gpu, age: float, state: str, why: str) -> None:
+    world = World()
+    world.add({"node": [gpu]})
+    if gpu.tenants:
+        world.add_pod("a", "node")
+        world.live({"node": [gpu]}, 600)
+    world.now += age
+
+    (found,) = shown(world)
+
+    assert (found["state"], found["why"], found["age_seconds"]) == (state, why, age)
+    freshness = {0: "fresh", 30: "fresh", 200: "stale", 1000: "missing"}
+    assert found["freshness"] == freshness[int(age)]
+    unread = {"utilization_ratio": gpu.busy, "memory_used_ratio": gpu.used_gib}
+    for name, value in unread.items():
+        assert (found[name] is None) == (value is None or age == 1000)
+
+
+def test_a_gpu_is_stale_if_only_its_memory_is() -> None:
+    world = World()
+    world.add({"node": [IDLE]})
+    for _ in range(20):
+        world.now += 10.0
+        world.report({"node": [Gpu(used_gib=None)]})
+        world.fleet.snapshot()
+
+    (gpu,) = shown(world)
+
+    assert (gpu["state"], gpu["why"]) == ("stale", "its last reading of memory is stale")
+    assert gpu["signals"]["utilization"]["age_seconds"] == 0.0
+    assert gpu["signals"]["memory"]["age_seconds"] == 200.0
+
+
+def test_a_gpu_that_another_one_excludes_names_it() -> None:
+    world = World()
+    world.add({"node": [Gpu(xid=79.0), IDLE]})
+
+    dead, other = shown(world)
+
+    assert (dead["state"], dead["why"]) == ("unhealthy", "cannot work: XID 79: fallen off the bus")
+    why = "excluded with its node: GPU 0 has XID 79: fallen off the bus"
+    assert (other["state"], other["why"], other["health"]) == ("excluded", why, why)
+    assert other["signals"]["health"] == {"source": "prometheus", "age_seconds": 0.0}
+
+
+def test_a_gpu_without_an_index_is_named_as_another() -> None:
+    world = World()
+    world.add_node("node", 2)
+    for at, device in enumerate(world.devices.values()):
+        device.info = replace(device.info, index=None)
+        device.values[Signal.XID] = 0.0 if at else 79.0
+    world.read_after(10.0, 3)
+
+    found = sorted(gpu["why"] for gpu in shown(world))
+
+    assert found[1] == "excluded with its node: another GPU has XID 79: fallen off the bus"
+
+
+def test_foreign_use_of_a_shared_gpu_is_stated_beside_its_state() -> None:
+    world = World()
+    world.add_shared("s", 4)
+    cards = {"s": [card("team/a", used_gib=20.0)]}
+    world.live(cards, 60)
+    world.have("a", "s", resource=SHARED)
+    world.live(cards, 60)
+    assert "outside" not in shown(world, "s")[0]["why"]
+    world.live({"s": [card(used_gib=20.0)]}, 600)
+    processes = (
+        ForeignProcess(
+            pid=4711,
+            name="python3",
+            memory_bytes=1 << 28,
+            started_at=0.0,
+            pod="team/a",
+            container="main",
+        ),
+        ForeignProcess(
+            pid=4712, name="x", memory_bytes=None, started_at=None, pod="", container=""
+        ),
+    )
+    world.fleet.note_foreign("s", {DeviceKey(("GPU-s-0", "")): processes})
+
+    (gpu,) = shown(world, "s")
+
+    assert (gpu["replicas"], gpu["replicas_used"]) == (4, 1)
+    assert gpu["foreign_processes"] == [
+        {
+            "pid": 4711,
+            "name": "python3",
+            "memory_bytes": 1 << 28,
+            "started_at": "1970-01-01T00:00:00.000+00:00",
+            "pod": "team/a",
+            "container": "main",
+        },
+        {
+            "pid": 4712,
+            "name": "x",
+            "memory_bytes": None,
+            "started_at": None,
+            "pod": "",
+            "container": "",
+        },
+    ]
+
+
+def test_a_node_is_described_by_its_gpus_and_pods() -> None:
+    world = World()
+    world.register_node("node", gpus=2)
+    for name in ("b", "a"):
+        world.add_pod(name, "node")
+    world.add({"node": [Gpu(busy=0.4, used_gib=8.0, tenants=("team/a",)),
+                        Gpu(busy=None, used_gib=16.0)]})  # fmt: skip
+
+    node = json.loads(
+        write_json_in_full(node_with_gpus(world.fleet, world.fleet.snapshot(), "node"))
+    )
+
+    assert [gpu["index"] for gpu in node.pop("gpus")] == [0, 1]
+    none = {"idle": 0, "held_idle": 0, "busy": 0, "foreign": 0, "unhealthy": 0, "excluded": 0}
+    none |= {"unknown": 0}
+    assert node == {
+        "name": "node",
+        "model": "H100 80GB HBM3",
+        "driver_version": "580.95.05",
+        "is_ready": True,
+        "is_unschedulable": False,
+        "resources": {GPU: {"capacity": 2, "allocatable": 2, "held": 2, "assumed": 0}},
+        "gpu_states": none | {"busy": 1, "unknown": 1},
+        "mig_states": none,
+        "utilization_mean_ratio": pytest.approx(0.4),
+        "memory_used_mean_ratio": pytest.approx(0.15),
+        "early_failures": 0,
+        "pods": ["team/a", "team/b"],
+    }
+
+
+def test_a_node_without_readings_has_no_mean() -> None:
+    world = World()
+    world.register_node("node", gpus=1, allocatable={}, capacity={GPU: 1}, is_ready=False)
+
+    node = node_with_gpus(world.fleet, world.fleet.snapshot(), "node")
+
+    assert (node.utilization_mean_ratio, node.memory_used_mean_ratio) == (None, None)
+    assert (node.model, node.driver_version, node.is_ready) == ("", "", False)
+    counts = node.resources[GPU]
+    assert (counts.capacity, counts.allocatable, counts.held) == (1, 0, 0)
+
+
+def test_cards_of_unknown_index_and_instances_have_their_place() -> None:
+    infos = [
+        DeviceInfo(node="n", uuid="GPU-b", index=0, gpu_instance_id=instance)
+        for instance in ("", "0", "1", "10")
+    ]
+    infos += [
+        DeviceInfo(node="n", uuid="GPU-a", index=1),
+        DeviceInfo(node="n", uuid=""),
+        DeviceInfo(node="n", uuid="GPU-a"),
+        DeviceInfo(node="n", uuid="GPU-c"),
+    ]
+
+    turned = infos[::-1]
+    assert sorted(turned, key=order_of) == infos
 
 
 def test_node_states_a_withdrawn_gpu(world: World) -> None:
@@ -315,6 +572,144 @@ def test_a_decision_names_its_devices_for_good(world: World) -> None:
     assert {device["freshness"] for device in devices} == {"fresh"}
 
 
+def test_a_verdict_has_each_device_as_the_decision_saw_it() -> None:
+    world = World()
+    world.register_node("x", gpus=2)
+    world.add_pod("a", "x", gpus=1)
+    signs = {
+        Signal.TEMPERATURE: 61.5,
+        Signal.MEMORY_TEMPERATURE: 70.0,
+        Signal.CLOCK_EVENT_REASONS: float(0x20),
+    }
+    cards = [Gpu(busy=0.4, used_gib=8.0, tenants=("team/a",), signs=signs), Gpu(xid=94.0)]
+    world.add({"x": cards, "y": [BUSY]})
+    record = place(world, "x", "y")
+
+    view = json.loads(write_json_in_full(decision_view(record, brief=False)))
+
+    verdict, other = view["explained"]
+    reported = {"source": "prometheus", "age_seconds": 0.0}
+    activity = reported | {"signal": "gpu_utilization_ratio"}
+    usual = {
+        "freshness": "fresh",
+        "assumed": 0,
+        "memory_total_bytes": 80 << 30,
+        "free_bytes": 80 << 30,
+        "declared_bytes": 0,
+        "others_bytes": 0,
+        "gpu_instance_id": "",
+        "source": "prometheus",
+        "age_seconds": 0.0,
+    }
+    assert verdict.pop("devices") == [
+        usual
+        | {
+            "can_land": False,
+            "state": "busy",
+            "utilization_ratio": pytest.approx(0.4),
+            "memory_used_ratio": 0.1,
+            "used": 1,
+            "memory_free_bytes": 72 << 30,
+            "index": 0,
+            "uuid": "GPU-x-0",
+            "health": "",
+            "temperature_celsius": 61.5,
+            "memory_temperature_celsius": 70.0,
+            "throttling": "software thermal slowdown",
+            "signals": {
+                "utilization": activity,
+                "memory": reported,
+                "temperature": reported,
+                "throttling": reported,
+            },
+        },
+        usual
+        | {
+            "can_land": True,
+            "state": "idle",
+            "utilization_ratio": 0.0,
+            "memory_used_ratio": 0.0,
+            "used": 0,
+            "memory_free_bytes": 80 << 30,
+            "index": 1,
+            "uuid": "GPU-x-1",
+            "health": "counts less: XID 94: contained memory error",
+            "temperature_celsius": None,
+            "memory_temperature_celsius": None,
+            "throttling": None,
+            "signals": {"utilization": activity, "memory": reported, "health": reported},
+        },
+    ]
+    parts, factors = verdict.pop("parts"), verdict.pop("factors")
+    assert sum(part["adds"] for part in parts) == pytest.approx(verdict.pop("score"))
+    for part in parts:
+        assert part["adds"] == pytest.approx(part["share"] * part["value"])
+    for factor in factors:
+        assert factor["keeps"] == pytest.approx(1 - factor["value"])
+    assert verdict == {
+        "node": "x",
+        "resource": GPU,
+        "rejection": None,
+        "landing": 1,
+        "idle": 1,
+        "needed": 1,
+        "taken": 0,
+        "chance": 1.0,
+        "is_agreed": True,
+        "suspicion": 0.0,
+        "model": "H100 80GB HBM3",
+        "is_late": False,
+        "band": "likely",
+        "reason": "certain to get an idle GPU; ill health costs 50 %; leaves none of 2 usable",
+    }
+    assert other["rejection"] == "node(s) had GPUs in use by processes outside Kubernetes"
+    assert view["runner_up"] is None
+
+
+def test_the_request_is_shown_as_the_pod_made_it() -> None:
+    whole = request(
+        memory_bytes=1 << 30,
+        memory_share=0.25,
+        memory_source="MEMORY",
+        requires_idle=True,
+        thresholds=Thresholds(utilization=0.2, memory=0.7),
+        strategy=Strategy.PACK,
+        preferred_models=("H100",),
+        required_models=("H100", "A100"),
+        targets=(Target("n", (0, 1)),),
+        target_policy=TargetPolicy.PREFER,
+    )
+
+    assert msgspec.to_builtins(request_view(whole)) == {
+        "resources": {GPU: 1},
+        "gpu_memory_bytes": 1 << 30,
+        "gpu_memory_share": 0.25,
+        "gpu_memory_from": "MEMORY",
+        "require_idle": True,
+        "max_utilization_ratio": 0.2,
+        "max_memory_ratio": 0.7,
+        "strategy": "pack",
+        "prefer_models": ["H100"],
+        "require_models": ["H100", "A100"],
+        "targets": ["n::0,1"],
+        "target_policy": "prefer",
+    }
+    plain = request_view(request())
+    assert (plain.gpu_memory_share, plain.gpu_memory_from) == (None, None)
+
+
+def test_a_decision_in_full_takes_a_step_for_every_few_nodes(world: World) -> None:
+    world.placer.detailed = 2 * PIECE_VERDICTS
+    nodes = {f"n{at:02}": [IDLE] for at in range(2 * PIECE_VERDICTS)}
+    world.add(nodes)
+    record = place(world, *nodes)
+    rendered = sum(1 for _ in record.details_in_steps())
+
+    steps = sum(1 for _ in decision_in_steps(record, brief=False))
+
+    assert steps - rendered <= 2 + 1 + 1  # verdicts, names, and what frees the details
+
+
 def test_a_binding_is_shown_with_whether_it_followed_us(world: World) -> None:
     record = place(world, "busy", "idle")
 
@@ -322,7 +717,7 @@ def test_a_binding_is_shown_with_whether_it_followed_us(world: World) -> None:
     view = decision_view(record, brief=True)
 
     assert (view["bound_node"], view["is_followed"]) == ("idle", True)
-    assert "nodes" not in view
+    assert not {"nodes", "explained"} & view.keys()
 
 
 def test_no_value_of_telemetry_breaks_a_view(world: World) -> None:
