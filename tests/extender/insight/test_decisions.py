@@ -1,15 +1,22 @@
 """Decisions of all replicas from any of them, redacted for the caller."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from aiohttp import web
 
-from extender.insight.decisions import PEERS_PATH, DecisionRoutes
+from extender.insight.decisions import PEERS_PATH, BypassedPodsTable, DecisionRoutes
+from extender.placement.bypassed_pods import _BoundPods, _BypassEvidence
+from extender.placement.request_log import BypassVerdict
 from extender.server.redaction import write_json_in_full
 from testkit.api_requests import get
+from testkit.builders import GPU
 from testkit.decisions import application, decide, replica
-from testkit.others import FAR, NEAR, THIRD, LearnsTeam, OtherReplicas
+from testkit.others import FAR, NEAR, THIRD, LearnsTeam, OtherReplicas, serve_to
 from testkit.webhook_requests import Client, MakeClient
+from testkit.world import SHARED
 
 
 @pytest.fixture
@@ -206,6 +213,44 @@ async def test_without_other_replicas_no_query_is_sent(client: Client, far: Othe
     far.clients = {}
 
     assert (await get(client, "/v1/decisions/1"))["id"] == "near-1"
+
+
+class Bypassed:
+    """Stand-in that reports pods that were bound without a call."""
+
+    def report(self) -> Any:
+        known = _BoundPods(
+            scheduler="default-scheduler",
+            resources=(GPU, SHARED),
+            verdict=BypassVerdict.NOT_CALLED,
+            example="team/quiet",
+            count=3,
+            first_at=2.0,
+            last_at=7.0,
+        )
+        pods = (known, replace(known, example="hush/secret"))
+        return _BypassEvidence(pods=pods, at=10.0, schedulers=("b", "a"), unjudged=4)
+
+
+async def test_pods_without_a_decision_are_reported_in_groups(aiohttp_client: MakeClient) -> None:
+    app = web.Application(middlewares=[serve_to(LearnsTeam())])
+    app.add_routes(BypassedPodsTable(Bypassed()).routes())  # type: ignore[arg-type] # it only reports
+
+    answer = await get(await aiohttp_client(app), "/v1/bypassed")
+
+    known, hidden = answer["bound"]
+    assert known == {
+        "scheduler": "default-scheduler",
+        "resources": [GPU, SHARED],
+        "verdict": "not-called",
+        "count": 3,
+        "example": "team/quiet",
+        "first_age_seconds": 8.0,
+        "last_age_seconds": 3.0,
+    }
+    assert hidden["example"] == "another pod"
+    assert (answer["unjudged"], answer["schedulers"]) == (4, ["a", "b"])
+    assert answer["likely_causes"]
 
 
 async def test_a_replica_that_cannot_authenticate_its_peers_answers_nothing(

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.answers.routes import REGRET
 from extender.cli.commands.regret import command
+from extender.core.policy import Policy
 from extender.core.request.request import PodRef
 from extender.insight.regret_table import (
     _PEERS_PATH,
@@ -62,11 +63,42 @@ async def test_the_newest_come_first_with_means_of_those_that_can_be_compared(
         "team/first",
     ]
     assert [one["regret_ratio"] for one in answer["placements"]] == [None, 0.0, pytest.approx(0.3)]
-    assert answer["all"]["placements"] == 2
-    assert answer["all"]["got_ratio"] == pytest.approx(0.3)
-    assert answer["all"]["choice_ratio"] == pytest.approx(0.15)
-    assert answer["followed"]["got_ratio"] == pytest.approx(0.1)
-    assert answer["not_followed"]["got_ratio"] == pytest.approx(0.5)
+    assert answer["placements"][-1] == {
+        "pod": "team/first",
+        "uid": "uid-first",
+        "bound_at": "2027-01-15T08:00:00.000+00:00",
+        "seconds": 3600.0,
+        "node": "node-1",
+        "choice": "node-2",
+        "best": "node-3",
+        "is_followed": False,
+        "is_shadow": True,
+        "is_known": False,
+        "gpus": 2,
+        "got_ratio": 0.5,
+        "choice_ratio": 0.2,
+        "best_ratio": 0.05,
+        "got_then_ratio": 0.1,
+        "choice_then_ratio": None,
+        "regret_ratio": pytest.approx(0.3),
+        "hindsight_ratio": pytest.approx(0.45),
+    }
+
+    def means(placements: int, got: float, choice: float) -> dict[str, object]:
+        return {
+            "placements": placements,
+            "got_ratio": pytest.approx(got),
+            "choice_ratio": pytest.approx(choice),
+            "best_ratio": 0.05,
+            "got_then_ratio": 0.1,
+            "choice_then_ratio": None,
+        }
+
+    assert answer["all"] == means(2, 0.3, 0.15)
+    assert answer["followed"] == means(1, 0.1, 0.1)
+    assert answer["not_followed"] == means(1, 0.5, 0.2)
+    totals = ("after_seconds", "watched", "left_out", "total", "unreachable")
+    assert [answer[name] for name in totals] == [3600.0, 0, 0, 3, []]
     limited = await get(client, REGRET.path, limit="1")
     assert (len(limited["placements"]), limited["total"]) == (1, 3)
     assert (await get(client, REGRET.path, namespace="other"))["total"] == 0
@@ -96,11 +128,70 @@ def test_metrics_count_each_placement(watch: RegretWatch) -> None:
     assert value("idlegpu_placement_activity_count", {"gpus": "got"}) == 3
     assert value("idlegpu_placement_activity_sum", {"gpus": "got"}) == pytest.approx(1.5)
     assert value("idlegpu_placement_activity_count", {"gpus": "choice"}) == 2
+    assert value("idlegpu_placement_activity_sum", {"gpus": "best"}) == pytest.approx(0.15)
+    of_best = {"against": "best", "followed": "no"}
+    assert value("idlegpu_placement_regret_count", of_best) == 2
+    assert value("idlegpu_placement_regret_bucket", {**of_best, "le": "0.5"}) == 1
+    assert value("idlegpu_placement_regret_count", {**of_best, "followed": "yes"}) == 1
     against = {"against": "choice", "followed": "no"}
     assert value("idlegpu_placement_regret_bucket", {**against, "le": "0.2"}) == 0
     assert value("idlegpu_placement_regret_bucket", {**against, "le": "0.5"}) == 1
     assert value("idlegpu_regret_left_out_pods_total") == 4
     assert value("idlegpu_regret_watched_pods") == 0
+
+
+def buckets(registry: CollectorRegistry, name: str) -> set[float]:
+    """Return the finite upper bounds of a histogram's buckets."""
+    return {
+        float(sample.labels["le"])
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == f"{name}_bucket" and sample.labels["le"] != "+Inf"
+    }
+
+
+def test_metrics_have_every_series_before_the_first_placement(watch: RegretWatch) -> None:
+    registry = CollectorRegistry()
+    RegretMetrics(registry, lambda: watch)
+
+    series = {
+        tuple(sorted(sample.labels.items()))
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_count")
+    }
+
+    assert series == {
+        *((("gpus", gpus),) for gpus in ("got", "choice", "best")),
+        *(
+            (("against", against), ("followed", followed))
+            for against in ("choice", "best")
+            for followed in ("yes", "no")
+        ),
+    }
+
+
+def test_a_bucket_ends_at_the_limit_of_idleness(watch: RegretWatch) -> None:
+    registry = CollectorRegistry()
+    RegretMetrics(registry, lambda: watch)
+
+    activity = buckets(registry, "idlegpu_placement_activity")
+
+    assert Policy().thresholds.utilization in activity
+    assert max(activity) == 1.0
+    assert len(activity) == 9
+
+
+def test_less_activity_than_the_choice_is_counted_as_finely_as_more(watch: RegretWatch) -> None:
+    registry = CollectorRegistry()
+    RegretMetrics(registry, lambda: watch)
+
+    regret = buckets(registry, "idlegpu_placement_regret")
+
+    less = {-bound for bound in regret if bound < 0}
+    assert less == {bound for bound in regret if 0 < bound < 1}
+    assert max(regret) == 1.0
+    assert len(less) == 5
 
 
 def call(watch: RegretWatch, *arguments: str) -> Result:
@@ -227,7 +318,7 @@ async def test_placements_of_all_replicas_are_compared(
     assert set(pods[1:]) == {"team/ours", "hush/secret"}
     assert answer["all"]["placements"] == 3
     assert answer["all"]["got_ratio"] == pytest.approx((0.5 + 0.1 + 0.4) / 3)
-    assert answer["left_out"] == 2
+    assert (answer["left_out"], answer["watched"]) == (2, 0)
     assert answer["unreachable"] == []
     assert (await get(client, REGRET.path, namespace="team"))["total"] == 2
 
@@ -235,13 +326,14 @@ async def test_placements_of_all_replicas_are_compared(
 async def test_pod_decided_by_two_replicas_counts_once_by_the_later(
     far: OtherReplicas, aiohttp_client: MakeClient
 ) -> None:
-    earlier = _with(THEIRS, choice="elsewhere", decided_at=THEIRS.decided_at - 1)
-    client = await aiohttp_client(replica("near", earlier, far=far))
+    for seconds, choice in ((-1, THEIRS.choice), (1, "elsewhere")):
+        own = _with(THEIRS, choice="elsewhere", decided_at=THEIRS.decided_at + seconds)
+        client = await aiohttp_client(replica("near", own, far=far))
 
-    placements = (await get(client, REGRET.path))["placements"]
+        placements = (await get(client, REGRET.path))["placements"]
 
-    (theirs,) = [one for one in placements if one["pod"] == "team/theirs"]
-    assert theirs["choice"] == THEIRS.choice
+        (theirs,) = [one for one in placements if one["pod"] == "team/theirs"]
+        assert theirs["choice"] == choice
 
 
 async def test_another_replicas_pods_are_hidden_without_rights(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.steps import finish
 from extender.insight.decision_log.reader import LoggedBinding, LoggedDecision, read_log
-from extender.insight.shadow_mode import ShadowMode
+from extender.insight.shadow_mode import SAMPLE_SECONDS, ShadowMode
 from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS, BypassedPods
 from extender.placement.history import DecisionRecord
@@ -122,6 +123,62 @@ async def test_bound_pods_are_watched() -> None:
     await shadow_mode.adopt(Settings(regret=RegretSettings(pods=0)))
     bind(world, shadow_mode, "b")
     assert not shadow_mode.regret.take_next()
+
+
+@pytest.mark.looptime
+async def test_bound_pods_are_judged_and_the_log_is_completed_while_it_runs(tmp_path: Path) -> None:
+    world, metrics, path = small(), Metrics(), tmp_path / "log"
+    settings = Settings(
+        regret=RegretSettings(pods=5, after_seconds=60.0), decision_log=DecisionLog(path=str(path))
+    )
+    shadow_mode = ShadowMode(settings, world.placer, metrics, world.clock, RequestTracker())
+    running = asyncio.create_task(shadow_mode.run())
+    bind(world, shadow_mode, "a")
+    await asyncio.sleep(3.0)  # longer than it waits for the end of a burst
+    assert (shadow_mode.regret.waiting, len(shadow_mode.regret)) == (0, 1)
+
+    for _ in range(3):
+        world.read_after(SAMPLE_SECONDS)
+        await asyncio.sleep(SAMPLE_SECONDS)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+    value = metrics.registry.get_sample_value
+    assert value("idlegpu_placement_activity_count", {"gpus": "got"}) == 1
+    assert [type(line) for line in read_log([path])] == [
+        LoggedDecision,
+        LoggedDecision,
+        LoggedBinding,
+    ]
+    for outcome, count in (("written", 2), ("dropped", 0)):
+        labels = {"outcome": outcome}
+        assert value("idlegpu_decision_log_decisions_total", labels) == count
+
+
+@pytest.mark.looptime
+async def test_a_fault_of_the_watch_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, faults = small(), iter([True, False, False, False])
+    settings = Settings(regret=RegretSettings(pods=5))
+    shadow_mode = ShadowMode(settings, world.placer, Metrics(), world.clock, RequestTracker())
+    looks: list[float] = []
+
+    def look() -> None:
+        looks.append(world.now)
+        if next(faults):
+            raise RuntimeError("a fault")
+
+    monkeypatch.setattr(shadow_mode.regret, "look", look)
+    monkeypatch.setattr(shadow_mode.regret, "take_next", look)
+    running = asyncio.create_task(shadow_mode.run())
+    await asyncio.sleep(2 * SAMPLE_SECONDS + 1)
+    assert len(looks) == 2  # nothing waits to be taken
+
+    await shadow_mode.adopt(Settings(regret=RegretSettings(pods=0)))
+    await asyncio.sleep(SAMPLE_SECONDS)
+    running.cancel()
+
+    assert len(looks) == 2
 
 
 class Replica(World):
