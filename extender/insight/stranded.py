@@ -225,10 +225,8 @@ def _of_row(
 ) -> Iterator[_StrandedNode]:
     """Yield a node if it lacks host resources for its free GPUs behind a resource."""
     free = row.allocatable - row.held
-    if node.host is None or free <= 0 or node.is_unschedulable or not node.is_ready:
-        return
-    gpus = (free - count_usable(node, resource, row, needs)) // row.replicas
-    if gpus <= 0:
+    gpus = count_stranded(node, resource, row, needs) // row.replicas
+    if node.host is None or not gpus or node.is_unschedulable or not node.is_ready:
         return
     need, assumed = needs.of(resource, node.host, row.allocatable)
     fits = _fits(row, need)
@@ -275,7 +273,7 @@ def _with_holders(
     }
     scarce = NAMES.index(found.lacks[0])
     whole = max(record.host[scarce], 1)
-    every = max(sum(record.allocatable.values()), row.allocatable, 1)
+    every = max(sum(record.allocatable.values()), row.allocatable)
     holders = [
         _Holder(
             key, gpus_of.get(key, 0), needs, needs[scarce] / whole - gpus_of.get(key, 0) / every
@@ -567,7 +565,7 @@ def _plan(
         if sum(count for _, count in chosen) < missing:
             continue
         freed = _needs_of([pod for pod, _ in chosen], needs)
-        if any(lack > got for lack, got in zip(lacks, freed, strict=True) if lack > 0):
+        if any(lack > got for lack, got in zip(lacks, freed, strict=True)):
             continue
         plan = _Plan(node=node, free=free, moves=_moves(pool, at, chosen, room, needs))
         plans.append(plan)

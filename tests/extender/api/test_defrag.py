@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.host_resources import HostResources, PlacedPod
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import Taint
-from extender.core.steps import finish
-from extender.insight.stranded import find_plans
 from testkit.api_requests import get
-from testkit.builders import GPU
 from testkit.cards import IDLE, Gpu
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
@@ -68,46 +65,6 @@ async def test_a_node_with_stranded_gpus_is_not_ready(world: World, client: Clie
     assert (answer["ready"], answer["total"]) == (["b", "c"], 0)
 
 
-async def test_pods_that_are_being_deleted_need_no_move(world: World, client: Client) -> None:
-    hold(world, "a", 2, is_deleting=True)
-    hold(world, "b", 4)
-    hold(world, "c", 3)
-
-    answer = await get(client, "/v1/defrag", gpus="4")
-
-    best = answer["plans"][0]
-    assert answer["ready"] == []
-    assert (best["node"], best["free"], best["fits"], best["moves"]) == ("a", 2, True, [])
-
-
-@pytest.mark.parametrize(
-    ("pods", "has_room"),
-    [
-        pytest.param({"hog": 28}, False, id="another pod holds it"),
-        pytest.param({"hog": 20, "a-0": 4}, False, id="the moved pod holds too little of it"),
-        pytest.param({"hog": 14, "a-0": 4}, True, id="the moved pod holds enough of it"),
-    ],
-)
-async def test_a_node_without_cpu_for_the_gpus_is_no_plan(
-    world: World, client: Client, pods: dict[str, int], has_room: bool
-) -> None:
-    for node in "abc":
-        world.fleet.apply_node(
-            replace(world.fleet.nodes[node], host=HostResources(32_000, 64 << 30))
-        )
-    hold(world, "a", 1)
-    hold(world, "b", 2)
-    hold(world, "c", 2)
-    for name, cpus in pods.items():
-        world.host_pods[f"team/{name}"] = PlacedPod("a", HostResources(cpus * 1000))
-    world.fleet.apply_host_use("a", HostResources(sum(pods.values()) * 1000))
-    world.live({"a": [IDLE] * 4}, 60)
-
-    answer = await get(client, "/v1/defrag", gpus="4")
-
-    assert ("a" in [plan["node"] for plan in answer["plans"]]) is has_room
-
-
 async def test_a_pod_that_fits_nowhere_has_no_target(world: World, client: Client) -> None:
     hold(world, "a", 2)
     hold(world, "b", 3)
@@ -143,27 +100,6 @@ async def test_nodes_with_broken_gpus_are_neither_ready_nor_filled(
     assert answer["ready"] == []
     assert {plan["node"] for plan in answer["plans"]} == {"a", "b"}
     assert {move["to"] for plan in answer["plans"] for move in plan["moves"]} == {"a", "b"}
-
-
-async def test_pods_of_daemon_sets_stay(world: World, client: Client) -> None:
-    hold(world, "a", 1, owner="DaemonSet exporter")
-    hold(world, "b", 1)
-    hold(world, "c", 1)
-
-    answer = await get(client, "/v1/defrag", gpus="4")
-
-    assert {plan["node"] for plan in answer["plans"]} == {"b", "c"}
-
-
-def test_a_pod_needs_cpu_on_the_other_node(world: World) -> None:
-    hold(world, "a", 1)
-    hold(world, "b", 2)
-    hold(world, "c", 2)
-    needs = {"team/a-0": PlacedPod("a", HostResources(millicores=1 << 61))}
-
-    found = finish(find_plans(world.fleet, GPU, 4, is_open=lambda _: True, host_pods=lambda: needs))
-
-    assert [plan.node for plan in found.plans if not plan.fits] == ["a"]
 
 
 @pytest.mark.parametrize(
