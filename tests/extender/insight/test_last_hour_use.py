@@ -66,8 +66,11 @@ async def test_an_unknown_past_gives_a_lower_bound(world: World, client: Client)
     assert "for at least 6 h" in holder["why"]
 
 
-async def test_a_pod_is_not_idle_for_longer_than_it_is_there(world: World, client: Client) -> None:
-    learn(world, 24 * HOUR, 24 * HOUR, is_guess=True)
+@pytest.mark.parametrize("hours", [10, 24])
+async def test_a_pod_is_not_idle_for_longer_than_it_is_there(
+    world: World, client: Client, hours: int
+) -> None:
+    learn(world, hours * HOUR, hours * HOUR, is_guess=True)
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
 

@@ -7,7 +7,6 @@ import pytest
 from extender.api.page import fleet_feed
 from extender.api.page.fleet_feed import _HELD, _LOOKS, FleetFeed, _looked_at, _rows_since
 from extender.core.steps import finish
-from extender.insight.last_hour import _STEPS, LastHour, ShortMemory
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE
 from testkit.page.small_world import CARDS, ZONE, small_world
@@ -180,58 +179,3 @@ def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.Monkey
     world.now += 10.0
     world.report(CARDS | {"node-c": [IDLE, IDLE]})
     assert finish(feed.refresh_in_steps())
-
-
-# --- memory of the process ------------------------------------------------------------------------
-
-
-def note(memory: ShortMemory) -> None:
-    finish(memory.note_in_steps())
-
-
-async def test_the_history_keeps_only_an_hour() -> None:
-    world = World()
-    world.add({"node": [IDLE]})
-    memory = ShortMemory(world.fleet, lambda: world.now)
-    for minute in range(_STEPS + 5):
-        world.now += 60.0
-        world.report({"node": [BUSY if minute % 2 else IDLE]})
-        note(memory)
-
-    reported = await LastHour(world.fleet, memory, None).of(world.fleet.snapshot(), "node")
-
-    assert isinstance(reported["series"], dict)
-    assert isinstance(reported["times"], list)
-    assert len(reported["times"]) == _STEPS
-    assert reported["times"][-1] == world.now
-    assert reported["times"] == sorted(reported["times"])
-    assert reported["series"]["activity"][0][-2:] == [0.9, 0.0]
-
-
-async def test_memory_of_a_device_is_not_reported_of_the_next_in_its_row() -> None:
-    world = World()
-    world.add({"old": [BUSY]})
-    memory = ShortMemory(world.fleet, lambda: world.now)
-    note(memory)
-    world.fleet.remove_node("old")
-    world.add({"new": [IDLE]}, readings=1)
-    note(memory)
-
-    reported = await LastHour(world.fleet, memory, None).of(world.fleet.snapshot(), "new")
-
-    assert isinstance(reported["series"], dict)
-    assert reported["series"]["activity"] == [[None, 0.0]]
-
-
-def test_memory_says_nothing_of_minutes_without_a_fresh_reading() -> None:
-    world = World()
-    world.add({"node": [BUSY]})
-    memory = ShortMemory(world.fleet, lambda: world.now)
-    note(memory)
-    world.now += 300.0
-    note(memory)
-
-    _, activity, _ = memory.columns([0])
-
-    assert activity[0, 0] == 0.9
-    assert np.isnan(activity[1, 0])
