@@ -78,9 +78,65 @@ async def test_every_node_has_the_parts_of_its_score(world: World, client: Clien
     assert answer["rejected"] == [
         {"count": 1, "reason": "node(s) had too few working GPUs", "nodes": ["dead"]}
     ]
-    assert answer["filter"]["verb"] == "filter"
-    assert answer["others"] == []
+    thresholds = {"max_utilization_ratio": 0.3, "max_memory_ratio": 0.5}
+    brief = {
+        "id": "here-2",
+        "replica": "",
+        "number": 2,
+        "at": "2027-01-15T08:00:30.000+00:00",
+        "verb": "prioritize",
+        "pod": "team/p",
+        "uid": "uid-p",
+        "request": thresholds
+        | {
+            "resources": {GPU: 1},
+            "gpu_memory_bytes": None,
+            "gpu_memory_share": None,
+            "gpu_memory_from": None,
+            "require_idle": False,
+            "strategy": "auto",
+            "prefer_models": [],
+            "require_models": [],
+            "targets": [],
+            "target_policy": "require",
+        },
+        "candidates": 3,
+        "feasible": 3,
+        "node": "idle",
+        "runner_up": "half",
+        "bound_node": "idle",
+        "is_followed": True,
+        "is_shadow": False,
+        "group": None,
+    }
+    decision = answer["decision"]
+    assert decision.pop("duration_seconds") >= 0
+    assert decision.pop("snapshot") >= 1
+    assert decision == brief
+    assert answer["filter"].items() >= {"id": "here-1", "verb": "filter", "candidates": 4}.items()
+    rest = ("others", "others_left", "pending", "requested_node", "is_hypothetical", "gpus")
+    assert [answer[name] for name in rest] == [[], 0, None, None, False, []]
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (4, 0)
+
+
+async def test_a_pods_gpus_are_named(world: World, client: Client) -> None:
+    cards = {"idle": [IDLE, Gpu(busy=0.5, tenants=("team/p",))]}
+    await decide(client, "idle", name="p")
+    world.history.note_bound(world.add_pod("p", "idle"), "idle")
+    world.live(cards, 120)
+
+    assert (await get(client, "/v1/explain", pod="team/p"))["gpus"] == [1]
+
+
+async def test_one_decision_is_explained_with_the_filter_before_it(client: Client) -> None:
+    for _ in range(2):
+        await call(client, "filter", "idle", "dead", name="p")
+        await call(client, "prioritize", "idle", name="p")
+
+    answer = await get(client, "/v1/explain", number="2")
+
+    assert (answer["decision"]["number"], answer["filter"]["number"]) == (2, 1)
+    assert (await get(client, "/v1/explain", number="3"))["filter"] is None
 
 
 async def test_explanation_shows_the_recorded_decision(world: World, client: Client) -> None:

@@ -129,7 +129,9 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
     assert (await get(client, "/v1/explain", pod="theirs"))["decision"]["id"] == "far-1"
 
 
-@pytest.mark.parametrize("garbage", [None, b"", b"[]", b"{", b'{"decision": {"at": "x"}}'])
+@pytest.mark.parametrize(
+    "garbage", [None, b"", b"[]", b"{", b'{"decision": {"at": "x", "id": "far-1"}}']
+)
 async def test_a_replica_that_does_not_answer_is_left_out(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
@@ -279,11 +281,36 @@ async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
     assert (answer["others"], answer["others_left"]) == ([], 1)
 
 
-@pytest.mark.parametrize("seconds", [-2.0, 60.0], ids=["a later attempt", "one long ago"])
-async def test_filter_results_of_another_attempt_are_left_out(
-    ranking: World, aiohttp_client: MakeClient, seconds: float
+@pytest.mark.parametrize("detailed", [1, 20], ids=["filter kept one in full", "filter kept all"])
+async def test_other_nodes_that_passed_are_listed_best_first(
+    aiohttp_client: MakeClient, detailed: int
 ) -> None:
-    ranking.now += seconds
+    filtering, ranking = replica("filters"), replica("ranks")
+    filtering.placer.detailed = detailed
+    filters = await aiohttp_client(filtering.build_app())
+    await call(filters, "filter", *CARDS, "a", "b")
+    await get(filters, "/v1/explain", pod="team/p")
+    far_of(ranking).clients = {FAR: filters}
+    client = await aiohttp_client(ranking.build_app())
+    await call(client, "prioritize", "idle")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+    some = await get(client, "/v1/explain", pod="team/p", limit="2")
+
+    own = await get(filters, "/v1/explain", pod="team/p")
+    scores = {one["node"]: one["score"] for one in (*own["nodes"], *own["others"])}
+    order = sorted({"a", "b", "half"}, key=lambda node: (-scores[node], node))
+    listed = [(one["node"], one["score"]) for one in answer["others"]]
+    assert listed == [(node, pytest.approx(scores[node], abs=1e-6)) for node in order]
+    assert answer["others_left"] == 0
+    assert ([one["node"] for one in some["others"]], some["others_left"]) == (order[:2], 1)
+
+
+@pytest.mark.parametrize("seconds", [-2.0, -1.0, 5.0, 60.0])
+async def test_filter_results_of_another_attempt_are_left_out(
+    ranking: World, filtering: World, aiohttp_client: MakeClient, seconds: float
+) -> None:
+    ranking.now = filtering.now + seconds
     client = await aiohttp_client(ranking.build_app())
     await call(client, "prioritize", "idle", "half")
 

@@ -7,13 +7,13 @@ import pytest
 
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.inventory import PodPhase
-from extender.insight.pending import _PEERS_PATH
+from extender.insight.pending import _PEERS_PATH, _SELF_EVIDENT
 from extender.insight.scheduler_message import _OF_THE_POD
 from testkit.api_requests import decide, get
 from testkit.builders import GPU
-from testkit.cards import IDLE
+from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import runner, serving
-from testkit.others import FAR, NEAR, OtherReplicas, SeesTeam, far_of, replica_world
+from testkit.others import FAR, NEAR, THIRD, OtherReplicas, SeesTeam, far_of, replica_world
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import MESSAGE, World
 
@@ -40,14 +40,30 @@ async def test_refused_pod_names_the_filters_and_nodes(world: World, client: Cli
     (pod,) = answer["pods"]
 
     assert (answer["total"], answer["nodes"]) == (1, 2)
-    assert (pod["pod"], pod["uid"], pod["owner"]) == ("team/p", "uid-p", "Job train")
-    assert (pod["state"], pod["nodes"], pod["waiting_seconds"]) == ("refused", 9, 100.0)
-    assert pod["resources"] == {GPU: 2}
-    assert [one["count"] for one in pod["by_scheduler"]] == [4, 2]
-    assert pod["by_us"] == [{"count": 3, "reason": "node(s) had too few GPUs known to be idle"}]
-    assert len(pod["hints"]) == 3
-    assert pod["message"] == MESSAGE
-    assert pod["decision"] is None
+    by_count = [hint.partition(" ")[0] for hint in pod.pop("hints")]
+    assert by_count == ["4", "3", "2"]
+    assert pod == {
+        "pod": "team/p",
+        "uid": "uid-p",
+        "owner": "Job train",
+        "scheduler": "default-scheduler",
+        "created_at": "2027-01-15T07:58:50.000+00:00",
+        "waiting_seconds": 100.0,
+        "resources": {GPU: 2},
+        "gpu_memory_bytes": None,
+        "nominated_node": None,
+        "assumed_node": None,
+        "state": "refused",
+        "nodes": 9,
+        "by_scheduler": [
+            {"count": 4, "reason": "Insufficient nvidia.com/gpu"},
+            {"count": 2, "reason": "node(s) had untolerated taint {team: red, blue}"},
+        ],
+        "by_us": [{"count": 3, "reason": "node(s) had too few GPUs known to be idle"}],
+        "message": MESSAGE,
+        "preemption": MESSAGE.partition(" preemption: ")[2],
+        "decision": None,
+    }
 
 
 async def test_own_decision_counts_before_kube_schedulers_message(
@@ -61,7 +77,50 @@ async def test_own_decision_counts_before_kube_schedulers_message(
     assert pod["state"] == "refused"
     assert pod["by_us"] == [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
     assert pod["hints"][0].startswith("1 node(s) had too few GPUs known to be idle (full): ")
-    assert (pod["decision"]["candidates"], pod["decision"]["feasible"]) == (1, 0)
+    assert (pod["message"], pod["preemption"], pod["owner"]) == (None, None, None)
+    assert pod["decision"] == {
+        "id": "here-1",
+        "replica": "",
+        "number": 1,
+        "at": "2027-01-15T08:00:30.000+00:00",
+        "verb": "prioritize",
+        "candidates": 1,
+        "feasible": 0,
+        "node": None,
+    }
+
+
+async def test_once_kube_scheduler_gave_its_reasons_they_count(
+    world: World, client: Client
+) -> None:
+    world.add_waiting("p", is_unscheduled=True, message="0/2 nodes are available: 2 Too many pods.")
+    await decide(client, "full", name="p", require_idle="true", gpus=2)
+
+    (pod,) = (await get(client, "/v1/pending"))["pods"]
+
+    assert (pod["state"], pod["by_us"]) == ("unschedulable", [])
+    assert [one["reason"] for one in pod["by_scheduler"]] == ["Too many pods"]
+
+
+async def test_own_reasons_come_with_their_number_of_nodes_and_an_example(
+    world: World, client: Client
+) -> None:
+    world.add({"dead-1": [Gpu(xid=79.0)], "dead-2": [Gpu(xid=79.0)]})
+    world.add_waiting("p")
+    nodes = "full", "dead-2", "dead-1", "idle"
+    await decide(client, *nodes, name="p", require_idle="true", gpus=1)
+    (placed,) = (await get(client, "/v1/pending"))["pods"]
+    await decide(client, *nodes[:3], name="p", require_idle="true", gpus=1)
+    (pod,) = (await get(client, "/v1/pending"))["pods"]
+
+    assert (placed["state"], placed["by_us"]) == ("placing", [])
+    assert pod["by_us"] == [
+        {"count": 2, "reason": "node(s) had too few working GPUs"},
+        {"count": 1, "reason": "node(s) had too few GPUs known to be idle"},
+    ]
+    unhealthy, busy = pod["hints"]
+    assert unhealthy.startswith("2 node(s) had too few working GPUs (such as dead-1): ")
+    assert busy.startswith("1 node(s) had too few GPUs known to be idle (full): ")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +141,9 @@ async def test_the_state_says_why_a_pod_is_not_bound(
     (pod,) = (await get(client, "/v1/pending"))["pods"]
 
     assert pod["state"] == state
-    assert bool(pod["hints"]) is (state in {"untried", "gated", "nominated"})
+    assert pod["nominated_node"] == record.get("nominated_node")
+    assert pod["hints"] == [text for name, text in _SELF_EVIDENT.items() if name == state]
+    assert len(pod["hints"]) == (state in {"untried", "gated", "nominated"})
 
 
 async def test_a_pod_that_was_just_placed_is_being_placed(world: World, client: Client) -> None:
@@ -101,6 +162,15 @@ async def test_a_pod_that_was_just_placed_is_being_placed(world: World, client: 
     (pod,) = (await get(client, "/v1/pending"))["pods"]
 
     assert (pod["state"], pod["assumed_node"]) == ("placing", "idle")
+    assert pod["hints"][0].startswith("the extender chose a node for it a moment ago")
+
+
+async def test_a_pod_that_is_still_to_come_waits_for_no_time(world: World, client: Client) -> None:
+    world.add_waiting("p", created_at=world.now + 5.0)  # by the API server's clock
+
+    (pod,) = (await get(client, "/v1/pending"))["pods"]
+
+    assert pod["waiting_seconds"] == 0.0
 
 
 async def test_the_longest_wait_comes_first_and_the_list_is_bounded(
@@ -108,13 +178,15 @@ async def test_the_longest_wait_comes_first_and_the_list_is_bounded(
 ) -> None:
     for number in range(3):
         world.add_waiting(f"p{number}", created_at=world.now - number)
+    world.add_waiting("also", created_at=world.now - 2)
     world.add_waiting("done", phase=PodPhase.FAILED)
     world.add_waiting("claims", resources={}, has_claims=True)
+    world.add_waiting("gpu-claims", resources={}, has_claims=True, has_gpu_claims=True)
 
-    answer = await get(client, "/v1/pending", limit="2")
+    answer = await get(client, "/v1/pending", limit="3")
 
-    assert [pod["pod"] for pod in answer["pods"]] == ["team/p2", "team/p1"]
-    assert answer["total"] == 3
+    assert [pod["pod"] for pod in answer["pods"]] == ["team/gpu-claims", "team/also", "team/p2"]
+    assert answer["total"] == 5
 
 
 async def test_a_namespace_can_be_named(world: World, client: Client) -> None:
@@ -124,6 +196,7 @@ async def test_a_namespace_can_be_named(world: World, client: Client) -> None:
     answer = await get(client, "/v1/pending", namespace="other")
 
     assert [pod["pod"] for pod in answer["pods"]] == ["other/theirs"]
+    assert answer["total"] == 1
 
 
 async def test_pods_that_the_caller_may_not_read_have_no_names(
@@ -217,6 +290,44 @@ async def test_newest_decision_is_reported_by_any_replica(
         assert (q["decision"]["id"], q["state"], q["by_us"]) == ("near-2", "placing", [])
         assert (p["decision"]["candidates"], p["decision"]["node"]) == (1, None)
         assert set(p["decision"]) == set(q["decision"])
+
+
+async def test_newest_decision_of_several_other_replicas_counts(
+    sides: tuple[Side, Side], aiohttp_client: MakeClient
+) -> None:
+    near, far = sides
+    start = near.world.now
+    await near.place("p", start + 1)
+    await far.refuse("p", start + 2)
+    await far.place("q", start + 3)
+    await near.refuse("q", start + 4)
+    third = replica_world(
+        name="third", far=OtherReplicas({FAR: far.client, THIRD: None, NEAR: near.client})
+    )
+    for name in ("p", "q"):
+        third.add_waiting(name, created_at=third.now)
+    client = await aiohttp_client(third.build_app())
+
+    answer = await get(client, "/v1/pending")
+
+    assert [pod["decision"]["id"] for pod in answer["pods"]] == ["far-1", "near-2"]
+    assert answer["unreachable"] == [THIRD]
+    for uid, known in (("uid-p", {"uid-p"}), ("uid-none", set())):
+        assert set((await get(far.client, _PEERS_PATH, uid=uid))["last"]) == known
+    for namespace, known in (("team", {"uid-p", "uid-q"}), ("other", set())):
+        reported = await get(far.client, _PEERS_PATH, namespace=namespace)
+        assert set(reported["last"]) == known
+
+
+async def test_a_replica_reports_its_latest_decisions_first(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.insight.pending._MOST_SENT", 1)
+    near, far = sides
+    await far.place("q", near.world.now + 1)
+    await far.place("p", near.world.now + 2)
+
+    assert list((await get(far.client, _PEERS_PATH))["last"]) == ["uid-p"]
 
 
 async def test_pod_requested_at_another_replica_counts_as_tried(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from extender.api.status_routes import FleetCollector
+from extender.insight.pending import Waits
 from testkit.builders import GPU
 from testkit.world import World
 
@@ -38,8 +39,13 @@ def test_pods_are_counted_by_namespace_and_request_with_the_longest_wait(world: 
     waiting(world, "b", 7200)
     waiting(world, "c", 30, namespace="other", resources={GPU: 8}, wanted_model="h100")
 
+    waiting(world, "d", 0.5, namespace="new")
+    waiting(world, "e", -5, namespace="next")  # created in the future by the API server's clock
+
     assert found(world) == (2, 7200)
     assert found(world, namespace="other", model="h100", size="8") == (1, 30)
+    assert found(world, namespace="new") == (1, 0.5)
+    assert found(world, namespace="next") == (1, 0)
 
 
 def test_pods_that_idlegpu_refused_are_counted_apart(world: World) -> None:
@@ -65,6 +71,16 @@ def test_namespaces_with_few_waiting_pods_share_a_series(
     waiting(world, "b", 60)
     waiting(world, "c", 10, namespace="small")
     waiting(world, "d", 20, namespace="smaller")
+    waiting(world, "e", 0.5, namespace="small", resources={GPU: 2})
 
     assert found(world) == (2, 60)
     assert found(world, namespace="other") == (2, 20)
+    assert found(world, namespace="other", size="2") == (1, 0.5)
+
+
+def test_pods_are_counted_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.insight.pending._PIECE_PODS", 2)
+    for number in range(5):
+        waiting(world, f"p{number}", 60)
+
+    assert sum(1 for _ in Waits(world.now).add_in_steps(world.fleet.pods.values())) == 3
