@@ -351,21 +351,20 @@ class Holders:
         for resource, count in record.resources.items():
             pool = snapshot.pools.get(resource)
             at = pool.row_of.get(record.node) if pool is not None else None
-            row = pool.rows[at] if pool is not None and at is not None else None
-            is_shared = row is not None and row.is_shared
-            shared += is_shared
-            whole += 0 if is_shared else count
-            if row is None:
+            if pool is None or at is None:
+                whole += count
                 is_partial = True
                 continue
+            row = pool.rows[at]
+            shared += row.is_shared
+            whole += 0 if row.is_shared else count
             slots = set(row.slots)
             counted |= slots
             infos = [device.info for device in devices if device.row in slots]
             first = self._fleet.store.info(row.slots[0]) if row.slots else None
             if first is not None and first.mig_profile:  # all devices of a resource are of one kind
                 instances += count
-            replicas = max(row.replicas, 1) if is_shared else 1
-            cards += count * _mean_share(infos) / replicas
+            cards += count * _mean_share(infos) / row.replicas
         if is_partial:  # ResourceClaims, or a resource that the node lost: count the devices
             cards += sum(_own_share(device) for device in devices if device.row not in counted)
         missing = 0 if shared else max(whole - len(devices), 0)

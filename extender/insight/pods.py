@@ -286,7 +286,7 @@ def _shares(record: PodRecord, row: int, snapshot: Snapshot) -> int:
         pool = snapshot.pools.get(resource)
         at = None if pool is None else pool.row_of.get(record.node)
         if pool is not None and at is not None and row in pool.rows[at].slots:
-            return max(pool.rows[at].replicas, 1)
+            return pool.rows[at].replicas
     return 1
 
 

@@ -14,7 +14,7 @@ from extender.core.decision.evaluation import estimates
 from extender.core.devices.gpu_models import _NAMES
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.host_resources import HostResources
-from extender.core.nodes.inventory import POOL_LABELS, NodeRecord, is_shown
+from extender.core.nodes.inventory import POOL_LABELS, NodeRecord, PodPhase, is_shown
 from extender.insight.demand import _MOST_POOLS, Supply, _pool_of, size_of
 from extender.insight.stranded import TypicalNeeds
 from extender.sources.kubernetes.records import _wanted_model
@@ -77,8 +77,9 @@ def test_pods_without_a_node_are_counted_by_request(world: World) -> None:
         {"is_deleting": True},
         {"node": "n"},
         {"gives_way": True},
+        {"phase": PodPhase.FAILED},
     ],
-    ids=["not tried", "gated", "nominated", "deleted", "bound", "placeholder"],
+    ids=["not tried", "gated", "nominated", "deleted", "bound", "placeholder", "ended"],
 )
 def test_pods_that_need_no_further_node_are_no_demand(world: World, state: dict[str, Any]) -> None:
     waiting(world, "a", 1, **state)
@@ -88,9 +89,13 @@ def test_pods_that_need_no_further_node_are_no_demand(world: World, state: dict[
 
 def test_a_resource_that_no_pod_waits_for_has_a_series_of_zero(world: World) -> None:
     world.add({"n": [IDLE]})
-    name, labels = "idlegpu_waiting_gpus", {"resource": GPU, "model": "any", "size": "1"}
+    value = world.metrics.registry.get_sample_value
+    labels = {"resource": GPU, "model": "any", "size": "1"}
 
-    assert world.metrics.registry.get_sample_value(name, labels) == 0
+    assert value("idlegpu_waiting_gpus", labels) == value("idlegpu_waiting_pods", labels) == 0
+    waiting(world, "a", 8)
+    assert value("idlegpu_waiting_gpus", labels) is None
+    assert value("idlegpu_waiting_gpus", {**labels, "size": "8"}) == 8
 
 
 @pytest.mark.parametrize(
@@ -173,6 +178,28 @@ def test_gpus_are_counted_by_pool_and_those_that_a_pod_could_get(world: World) -
     assert supply(world, "none") == (2, 1)
 
 
+def test_a_gpu_that_an_unknown_pod_holds_is_not_idle(world: World) -> None:
+    world.add({"a": [IDLE], "b": [IDLE, IDLE]})
+    world.have("hidden", "a")
+    world.have("another", "b")
+    world.live({"a": [IDLE], "b": [IDLE, IDLE]}, 60)
+
+    assert supply(world, "none") == (3, 1)
+
+
+def test_foreign_use_takes_whole_gpus_and_not_shared_ones(world: World) -> None:
+    foreign = Gpu(used_gib=20.0)
+    world.add_shared("s", 2)
+    cards = {"a": [foreign, IDLE], "s": [foreign]}
+    world.add({"a": cards["a"]})
+    world.live(cards, 600)
+    telemetry = world.fleet.snapshot().telemetry
+    assert telemetry.is_foreign.sum() == 2
+
+    assert supply(world, "none") == (2, 1)
+    assert supply(world, "none", SHARED) == (1, 1)
+
+
 @pytest.mark.parametrize("state", [{"is_ready": False}, {"is_unschedulable": True}])
 def test_idle_gpus_of_a_node_that_takes_no_pods_are_not_offered(
     world: World, state: dict[str, Any]
@@ -199,18 +226,38 @@ def test_stranded_gpus_are_no_idle_room_and_are_counted_apart(world: World) -> N
 
 def test_each_gpu_of_a_node_with_several_models_counts_under_its_own(world: World) -> None:
     world.add_node("mixed", 3, labels={})
-    for index, model in enumerate(["NVIDIA A2", "NVIDIA A2", "Tesla T4"]):
+    for index, model in enumerate(["Tesla T4", "NVIDIA A2", "NVIDIA A2"]):
         device = world.card("mixed", index)
         device.info = replace(device.info, model=model)
     world.read()
     assert supply(world, "none", model="a2") == (2, 2)
     assert supply(world, "none", model="t4") == (1, 1)
 
-    world.bind("holder", "mixed", on=[world.card("mixed", 2)])
+    world.bind("holder", "mixed", on=[world.card("mixed")])
     world.read_after(60)
 
     assert supply(world, "none", model="a2") == (2, 2)
     assert supply(world, "none", model="t4") == (1, 0)
+
+    host = HostResources(30_000, 64 << 30)  # for 1 of 3 GPUs beside the pod on the third
+    world.fleet.apply_node(replace(world.fleet.nodes["mixed"], host=host))
+    world.fleet.apply_host_use("mixed", HostResources(25_000))
+    world.read_after(60)
+
+    labels = {"pool": "none", "resource": GPU}
+    assert supply(world, "none", model="a2") == (2, 1)
+    assert world.count("idlegpu_pool_stranded_gpus", **labels, model="a2") == 1
+    assert world.count("idlegpu_pool_stranded_gpus", **labels, model="t4") == 0
+
+
+def test_gpus_without_a_model_count_under_that_of_their_node(world: World) -> None:
+    world.add_node("labelled", 2, labels={"nvidia.com/gpu.product": "Tesla-T4"})
+    device = world.card("labelled", 1)
+    device.info = replace(device.info, model="NVIDIA A2")
+    world.read()
+
+    assert supply(world, "none", model="a2") == (1, 1)
+    assert sum(supply(world, "none", model=model)[0] for model in ("t4", "other")) == 1
 
 
 def test_node_that_returns_during_a_count_is_counted_next_time(
@@ -233,6 +280,23 @@ def test_node_that_returns_during_a_count_is_counted_next_time(
 
     assert list(counting) == []
     assert [metric.samples for metric in supply.metrics()] == [[], [], []]
+
+
+def test_nodes_are_counted_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.insight.demand._PIECE_NODES", 2)
+    world.add({f"n{number}": [IDLE] for number in range(5)})
+    snapshot = world.fleet.snapshot()
+    pool = snapshot.pools[GPU]
+    supply = Supply(
+        world.fleet.nodes, snapshot.models, world.fleet.store.model_of, TypicalNeeds({})
+    )
+    batch = current_batch(pool, snapshot.telemetry)
+    device_request = DeviceRequest(
+        count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds
+    )
+    assessment = assess(batch, device_request.columns, estimates(world.fleet.policy))
+
+    assert sum(1 for _ in supply.add_in_steps(pool, batch, assessment)) == 3
 
 
 def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: World) -> None:

@@ -4,9 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from extender.core.devices.readings import Signal
-from extender.insight.holders import _span
+from extender.core.devices.readings import DeviceInfo, Signal
+from extender.insight.holder_sums import HeldDevice
+from extender.insight.holders import _device_view, _span
 from testkit.api_requests import get
+from testkit.builders import GPU
 from testkit.cards import BUSY, HOUR, Gpu, card
 from testkit.others import SeesTeam
 from testkit.webhook_requests import Client, MakeClient
@@ -37,23 +39,71 @@ async def test_pod_that_uses_no_gpu_is_listed(world: World, client: Client) -> N
     (holder,) = answer["holders"]
 
     assert (answer["total"], answer["unknown"], answer["idle_for_seconds"]) == (1, 0, 3600.0)
+    assert (answer["active_from_ratio"], answer["is_priced"]) == (0.02, False)
     assert at(answer["watched_since"]) == pytest.approx(world.now - 2 * HOUR + 60)
-    assert (holder["pod"], holder["node"], holder["owner"]) == (
-        "team/nb",
-        "n",
-        "StatefulSet notebook",
-    )
-    assert (holder["gpus"], holder["gpus_idle"], holder["gpus_in_use"]) == (2, 2, 0)
-    assert holder["idle_seconds"] == pytest.approx(2 * HOUR - 60)
-    assert holder["held_seconds"] == pytest.approx(2 * HOUR + 600)
-    assert holder["gpu_hours"] == pytest.approx(2 * (2 + 1 / 6))
-    assert holder["gpu_hours_idle"] == pytest.approx(2 * (2 - 1 / 60))
-    assert holder["is_at_least"] is True
-    assert holder["why"] == (
-        "no activity on 2 of 2 GPUs for at least 1 h 59 min, 2.0 GiB of memory held"
-    )
-    assert [device["index"] for device in holder["devices"]] == [0, 1]
-    assert holder["devices"][0]["memory_used_bytes"] == 2 << 30
+    idle_seconds = 2 * HOUR - 60
+
+    def device(index: int, used: int) -> dict[str, object]:
+        return {
+            "index": index,
+            "uuid": f"GPU-n-{index}",
+            "gpu_instance_id": "",
+            "utilization_ratio": 0.0,
+            "memory_used_bytes": used,
+            "idle_seconds": idle_seconds,
+            "tenants": 1,
+            "processes": None,
+        }
+
+    assert holder == {
+        "pod": "team/nb",
+        "uid": "uid-nb",
+        "owner": "StatefulSet notebook",
+        "node": "n",
+        "resources": {GPU: 2},
+        "gpus": 2,
+        "gpus_idle": 2,
+        "gpus_in_use": 0,
+        "mig_instances": 0,
+        "mig_instances_idle": 0,
+        "mig_instances_in_use": 0,
+        "bound_at": "2027-01-15T07:50:30.000+00:00",
+        "held_seconds": 2 * HOUR + 600,
+        "idle_seconds": idle_seconds,
+        "is_at_least": True,
+        "gpu_hours": pytest.approx(2 * (2 + 1 / 6)),
+        "gpu_hours_idle": pytest.approx(2 * (2 - 1 / 60)),
+        "cost": None,
+        "cost_used": None,
+        "cost_idle": None,
+        "memory_used_bytes": 2 << 30,
+        "why": "no activity on 2 of 2 GPUs for at least 1 h 59 min, 2.0 GiB of memory held",
+        "devices": [device(0, 2 << 30), device(1, 0)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("mib", "words"),
+    [
+        pytest.param((0, 127), "almost no memory held", id="less than 64 MiB each"),
+        pytest.param((128, 0), "0.1 GiB of memory held", id="as much"),
+        pytest.param((0, None), "almost no memory held", id="one unknown"),
+        pytest.param((None, None), "memory unknown", id="both unknown"),
+    ],
+)
+async def test_memory_that_the_driver_itself_uses_counts_as_none(
+    world: World, client: Client, mib: tuple[int | None, ...], words: str
+) -> None:
+    used = [None if it is None else it / 1024 for it in mib]
+    signs = {Signal.PROCESSES: 2.0}
+    cards = {"n": [Gpu(used_gib=gib, tenants=("team/nb",), signs=signs) for gib in used]}
+    world.add(cards)
+    world.hold("nb", "n", 2)
+    world.live(cards, 2 * HOUR)
+
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert holder["why"].endswith(f"1 h 59 min, 4 processes there, {words}")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +149,22 @@ async def test_processes_that_were_listed_long_ago_are_not_reported(
     (holder,) = (await get(client, "/v1/holders"))["holders"]
 
     assert "process" not in holder["why"]
+
+
+@pytest.mark.parametrize(("age", "processes"), [(0.0, 0), (120.0, 0), (120.1, None)])
+async def test_processes_count_as_long_as_their_reading_is_fresh(
+    world: World, client: Client, age: float, processes: int | None
+) -> None:
+    assert world.policy.freshness.max_age_seconds == 120.0
+    cards = {"n": [Gpu(tenants=("team/nb",), signs={Signal.PROCESSES: 0.0})]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 2 * HOUR)
+    world.now += age
+
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert holder["devices"][0]["processes"] == processes
 
 
 async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
@@ -167,6 +233,8 @@ async def test_a_pod_whose_gpus_no_source_names_is_unknown(world: World, client:
     answer = await get(client, "/v1/holders")
 
     assert (answer["unknown"], answer["holders"]) == (1, [])
+    unknown = [(await get(client, "/v1/holders", namespace=it))["unknown"] for it in ("team", "b")]
+    assert unknown == [1, 0]
 
 
 async def test_pod_with_an_unnamed_gpu_may_be_in_use(world: World, client: Client) -> None:
@@ -202,6 +270,68 @@ async def test_every_holder_can_be_listed_and_says_whether_it_works(
 
     assert (idle["pod"], idle["gpus_idle"]) == ("team/idle", 1)
     assert (busy["pod"], busy["gpus_idle"], busy["why"]) == ("team/busy", 0, "uses its GPUs")
+    assert (busy["idle_seconds"], busy["is_at_least"]) == (0.0, False)
+    (longest,) = (await get(client, "/v1/holders", idle_for="0", limit="1"))["holders"]
+    assert longest["pod"] == "team/idle"
+
+
+async def test_a_pod_with_gpus_and_mig_instances_has_both(world: World, client: Client) -> None:
+    resource = "nvidia.com/mig-3g.40gb"
+    counts = {GPU: 1, resource: 1}
+    world.add_node("n", 1, allocatable=counts, capacity=counts)
+    world.add_instances("n", 1, ["3g.40gb"])
+    on = [world.card("n"), world.card("n", 1, "7")]
+    world.bind("both", "n", namespace="team", resources=counts, on=on)
+    world.bind("lacks", "n", namespace="team", resources={resource: 2}, on=on[1:])
+    world.read()
+    for _ in range(3):
+        world.read_after(60.0)
+        world.why.idleness.look()
+
+    holders = (await get(client, "/v1/holders", idle_for="0"))["holders"]
+
+    both, lacks = sorted(holders, key=lambda one: one["pod"])
+    assert (both["gpus"], both["mig_instances"]) == (1, 1)
+    assert (both["gpus_idle"], both["mig_instances_idle"]) == (1, 1)
+    assert both["why"].startswith("no activity on 1 of 1 GPUs and 1 of 1 MIG instances for ")
+    assert [one["tenants"] for one in both["devices"]] == [1, 2]
+    assert (lacks["gpus"], lacks["mig_instances"], lacks["mig_instances_idle"]) == (0, 2, 1)
+    assert lacks["mig_instances_in_use"] == 1
+    assert both["gpu_hours"] == pytest.approx((1 + 3 / 7) * 180 / HOUR)
+
+
+async def test_gpus_of_claims_count_for_each_of_their_pods(world: World, client: Client) -> None:
+    world.add_node("n", 2)
+    device = world.card("n")
+    for name, on in (("one", [device]), ("two", [device, world.card("n", 1)])):
+        world.bind(name, "n", namespace="team", resources={}, has_claims=True, on=on)
+    world.read()
+    for _ in range(3):
+        world.read_after(60.0)
+        world.why.idleness.look()
+
+    holders = (await get(client, "/v1/holders", idle_for="0"))["holders"]
+
+    hours = {one["pod"]: one["gpu_hours"] for one in holders}
+    assert hours["team/one"] == pytest.approx(0.5 * 180 / HOUR)
+    assert hours["team/two"] == pytest.approx(1.5 * 180 / HOUR)
+    assert (await get(client, "/v1/holders"))["unknown"] == 0
+
+
+async def test_a_gpu_that_is_newer_than_the_snapshot_has_no_values(world: World) -> None:
+    world.add({"n": [BUSY]})
+    snapshot = world.fleet.snapshot()
+    device = HeldDevice(
+        row=len(snapshot.telemetry.latest),
+        info=DeviceInfo(node="n", uuid="GPU-new"),
+        idle_seconds=0.0,
+        is_at_least=False,
+        tenants=1,
+    )
+
+    view = _device_view(device, snapshot, None)
+
+    assert (view.utilization_ratio, view.memory_used_bytes) == (None, None)
 
 
 async def test_pods_that_the_caller_may_not_read_have_no_names(
@@ -218,7 +348,9 @@ async def test_pods_that_the_caller_may_not_read_have_no_names(
 
     assert "secret" not in str(answer)
     assert (holder["pod"], holder["owner"]) == ("another pod", None)
-    assert (await get(client, "/v1/holders", namespace="other"))["holders"] == []
+    assert answer["sums"]["pods"] == 0
+    named = await get(client, "/v1/holders", namespace="other")
+    assert (named["holders"], named["unknown"], named["total"]) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1e9", "99999999"])

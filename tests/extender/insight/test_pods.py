@@ -8,7 +8,8 @@ import pytest
 from extender.insight import pods
 from extender.insight.pods import _MAX_WORDS
 from testkit.api_requests import get
-from testkit.cards import card
+from testkit.builders import GPU
+from testkit.cards import Gpu, card
 from testkit.others import SeesTeam
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import MESSAGE, World, one_node
@@ -56,20 +57,42 @@ async def test_a_pod_that_holds_gpus_is_described(client: Client) -> None:
 
     assert (answer["total"], answer["holds"], answer["waits"]) == (1, 1, 0)
     assert answer["namespaces"] == ["blue", "team"]
-    assert (pod["pod"], pod["state"], pod["node"], pod["model"]) == (
-        "team/nb",
-        "holds",
-        "n-1",
-        "H100 80GB HBM3",
-    )
-    assert (pod["gpus"], pod["gpus_idle"], pod["gpus_unknown"]) == (2, 2, 0)
-    assert [one["index"] for one in pod["devices"]] == [0, 1]
-    assert [one["memory_used_bytes"] for one in pod["devices"]] == [2 << 30, 3 << 30]
-    assert [one["shares"] for one in pod["devices"]] == [1, 1]
-    assert pod["memory_used_bytes"] == 5 << 30
-    assert pod["utilization_ratio"] == 0.0
-    assert pod["idle_seconds"] == pytest.approx(540.0)
-    assert (pod["wait"], pod["memory_declared_bytes"]) == (None, None)
+    assert (answer["offset"], answer["at"]) == (0, "2027-01-15T08:10:30.000+00:00")
+    idle_seconds = 540.0
+
+    def device(index: int, gib: int) -> dict[str, object]:
+        return {
+            "index": index,
+            "uuid": f"GPU-n-1-{index}",
+            "gpu_instance_id": "",
+            "mig_profile": "",
+            "shares": 1,
+            "tenants": 1,
+            "utilization_ratio": 0.0,
+            "memory_used_bytes": gib << 30,
+        }
+
+    assert pod == {
+        "pod": "team/nb",
+        "uid": "uid-nb",
+        "owner": "StatefulSet notebook",
+        "state": "holds",
+        "is_deleting": False,
+        "node": "n-1",
+        "model": "H100 80GB HBM3",
+        "resources": {GPU: 2},
+        "gpus": 2,
+        "gpus_unknown": 0,
+        "devices": [device(0, 2), device(1, 3)],
+        "utilization_ratio": 0.0,
+        "memory_used_bytes": 5 << 30,
+        "memory_declared_bytes": None,
+        "gpus_idle": 2,
+        "idle_seconds": idle_seconds,
+        "is_at_least": True,
+        "held_seconds": 1200.0,
+        "wait": None,
+    }
 
 
 async def test_declared_memory_is_beside_the_used_one(client: Client) -> None:
@@ -77,7 +100,7 @@ async def test_declared_memory_is_beside_the_used_one(client: Client) -> None:
 
     assert (pod["memory_used_bytes"], pod["memory_declared_bytes"]) == (60 << 30, 70 << 30)
     assert pod["utilization_ratio"] == pytest.approx(0.9, abs=0.05)
-    assert (pod["gpus_idle"], pod["idle_seconds"]) == (0, None)
+    assert (pod["gpus_idle"], pod["idle_seconds"], pod["is_at_least"]) == (0, None, False)
 
 
 async def test_a_waiting_pod_says_how_long_and_why(client: Client) -> None:
@@ -97,6 +120,9 @@ async def test_a_waiting_pod_says_how_long_and_why(client: Client) -> None:
     )
     assert old["wait"]["by_us"][0]["reason"] == "node(s) had too few GPUs known to be idle"
     assert (answer["total"], answer["holds"], answer["waits"]) == (2, 3, 2)
+    unknown = ("model", "devices", "gpus_unknown", "gpus_idle", "idle_seconds", "held_seconds")
+    assert [old[name] for name in unknown] == ["", [], 0, None, None, None]
+    assert (old["is_at_least"], old["memory_declared_bytes"]) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +222,43 @@ async def test_a_pod_whose_gpus_no_source_shows_is_listed(world: World, client: 
 
     assert (pod["gpus"], pod["gpus_unknown"], pod["devices"]) == (1, 1, [])
     assert (pod["utilization_ratio"], pod["memory_used_bytes"]) == (None, None)
+    assert (pod["gpus_idle"], pod["held_seconds"], pod["owner"]) == (
+        None,
+        None,
+        "StatefulSet notebook",
+    )
+
+
+async def test_memory_of_a_pod_is_unknown_if_that_of_one_of_its_gpus_is(
+    world: World, client: Client
+) -> None:
+    world.live({"n-1": [card("team/nb", used_gib=2.0), Gpu(used_gib=None, tenants=("team/nb",))]},
+               3600.0)  # fmt: skip
+
+    (pod,) = (await get(client, PATH, search="nb"))["pods"]
+
+    assert [one["memory_used_bytes"] for one in pod["devices"]] == [2 << 30, None]
+    assert pod["memory_used_bytes"] is None
+
+
+async def test_use_of_a_pod_is_the_mean_of_the_gpus_that_are_known(
+    world: World, client: Client
+) -> None:
+    world.hold("three", "n-3", 3)
+    cards = [Gpu(busy=busy, tenants=("team/three",)) for busy in (0.2, 0.6, None)]
+    world.add({"n-3": cards})
+    world.live({"n-3": cards}, 600.0)
+
+    (pod,) = (await get(client, PATH, search="three"))["pods"]
+
+    shown = [one["utilization_ratio"] for one in pod["devices"]]
+    assert shown == [pytest.approx(0.2), pytest.approx(0.6), None]
+    assert pod["utilization_ratio"] == pytest.approx(0.4)
+
+
+async def test_search_may_be_as_long_as_is_stated(client: Client) -> None:
+    assert await names(client, search="n" * _MAX_WORDS) == []
+    assert await names(client, search="n b n-1 t e a m s k l l l") != []  # ten different words
 
 
 async def test_a_pod_on_a_shared_gpu_shows_its_own_memory(aiohttp_client: MakeClient) -> None:

@@ -66,6 +66,17 @@ def test_hours_of_running_and_ended_pods_are_within_a_percent() -> None:
     labels = {"namespace": "team", "owner_kind": "Job", "model": "h100", "use": "used"}
     counted = metrics.registry.get_sample_value("idlegpu_gpu_hours_total", labels)
     assert counted == pytest.approx(found[H100].gpu_hours)
+    assert held.cost == pytest.approx(2 * held.gpu_hours)
+    assert found[H100].cost_idle == 0
+    for namespace, group in (("team", found[H100]), ("hidden", held)):
+        for use, hours in (
+            ("idle", group.gpu_hours_idle),
+            ("used", group.gpu_hours - group.gpu_hours_idle),
+        ):
+            labels = {"namespace": namespace, "use": use}
+            assert counted_in(metrics, "idlegpu_gpu_hours_total", **labels) == pytest.approx(hours)
+            cost = counted_in(metrics, "idlegpu_gpu_cost_total", **labels)
+            assert cost == pytest.approx(2 * hours)
 
 
 def test_only_whole_hours_from_the_requested_time_count() -> None:
@@ -77,6 +88,8 @@ def test_only_whole_hours_from_the_requested_time_count() -> None:
     hours = 2 + world.clock.now % _HOUR / _HOUR
     assert record.since(2 * _HOUR)[group].gpu_hours == pytest.approx(2 * hours, abs=0.05)
     assert record.since(24 * _HOUR)[group].gpu_hours == pytest.approx(2 * 5, rel=0.01)
+    assert record.since(0)[group].gpu_hours == pytest.approx(2 * (hours - 2), abs=0.05)
+    assert (record.since(0)[group].cost, record.since(0)[group].cost_idle) == (0, 0)
 
 
 def test_a_clock_that_is_set_back_adds_nothing() -> None:
@@ -89,6 +102,35 @@ def test_a_clock_that_is_set_back_adds_nothing() -> None:
     asyncio.run(record.sweep())
 
     assert record.since(_HOUR)[_Group("team", "Job", "other")].gpu_hours == before
+    pass_time(world, record, 60)
+    hours = record.since(_HOUR)[_Group("team", "Job", "other")].gpu_hours
+    assert hours == pytest.approx(before + 2 * 60 / _HOUR)
+
+
+def test_a_gpu_is_idle_from_the_last_sweep_that_saw_it_active() -> None:
+    world = busy_and_idle()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock)
+    group = _Group("team", "Job", "other")
+    pass_time(world, record, 600)
+    assert record.since(_HOUR)[group].gpu_hours_idle == 0
+
+    world.card("busy", 0).values[Signal.GPU_UTILIZATION] = 0.0
+    pass_time(world, record, 600)
+
+    assert record.since(_HOUR)[group].gpu_hours == pytest.approx(2 * 1200 / _HOUR)
+    assert record.since(_HOUR)[group].gpu_hours_idle == pytest.approx(600 / _HOUR)
+
+
+def test_a_gpu_is_in_the_gauge_of_an_hours_idleness_after_just_an_hour() -> None:
+    world = busy_and_idle()
+    metrics = Metrics()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
+    world.why.idleness.look()
+
+    pass_time(world, record, _HOUR - 60)
+    assert counted_in(metrics, "idlegpu_held_hour_idle_gpus") == 0
+    pass_time(world, record, 60)
+    assert counted_in(metrics, "idlegpu_held_hour_idle_gpus") == 2
 
 
 def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,26 +157,71 @@ async def test_a_caller_sees_the_usage_of_the_namespaces_that_it_may_read(
     answer = await get(client, "/v1/usage", since="86400")
 
     assert [row["namespace"] for row in answer["usage"]] == ["team"]
-    assert answer["sums"]["gpu_hours"] == answer["usage"][0]["gpu_hours"] > 0
-    assert (await get(client, "/v1/usage", namespace="hidden"))["usage"] == []
+    hours = pytest.approx(2 * 540 / _HOUR)
+    figures = {"gpu_hours": hours, "gpu_hours_idle": 0.0, "cost": 0.0, "cost_idle": 0.0}
+    assert answer == {
+        "at": "2027-01-15T08:10:00.000+00:00",
+        "since": "2027-01-15T08:01:00.000+00:00",
+        "is_priced": False,
+        "usage": [{**figures, "namespace": "team", "owner_kind": "Job", "model": "other"}],
+        "sums": figures,
+    }
+    hidden = await get(client, "/v1/usage", namespace="hidden")
+    assert (hidden["usage"], set(hidden["sums"].values())) == ([], {0.0})
     await get(client, "/v1/usage", 400, since="60")
 
 
-def test_a_pod_that_ends_between_sweeps_counts_up_to_its_end() -> None:
+async def test_groups_with_most_idle_hours_come_first_equal_ones_by_name(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = busy_and_idle()
+    for node, namespace in (("other-1", "z"), ("other-2", "a")):
+        world.add_node(node, 1)
+        world.bind(f"pod-{namespace}", node, on=[world.card(node)], namespace=namespace)
+    world.read()
+    for _ in range(5):
+        world.read_after(_SWEEP_SECONDS)
+        world.why.idleness.look()
+        await world.why.usage.sweep()
+    client = await aiohttp_client(world.build_app())
+
+    answer = await get(client, "/v1/usage")
+    named = await get(client, "/v1/usage", namespace="z")
+
+    assert [row["namespace"] for row in answer["usage"]] == ["hidden", "a", "z", "team"]
+    assert [row["namespace"] for row in named["usage"]] == ["z"]
+    assert answer["since"] == "2027-01-15T08:01:00.000+00:00"  # when the record began
+
+
+@pytest.mark.parametrize(
+    ("ended_after", "seconds"),
+    [
+        pytest.param(6.0, 6.0, id="in-between"),
+        pytest.param(-3.0, 0.0, id="before-the-last-sweep"),
+        pytest.param(90.0, 60.0, id="later-by-its-nodes-clock"),
+        pytest.param(None, 30.0, id="unknown"),
+    ],
+)
+def test_a_pod_that_ends_between_sweeps_counts_up_to_its_end(
+    ended_after: float | None, seconds: float
+) -> None:
     world = busy_and_idle()
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
     pass_time(world, record, 60)
-    world.clock.now += 6
-    world.end(world.fleet.pods["uid-train"], phase=PodPhase.FAILED)
-    world.clock.now += 54
+    train = world.fleet.pods["uid-train"]
+    if ended_after is None:
+        world.fleet.remove_pod(train.uid, world.now)
+    else:
+        world.end(train, phase=PodPhase.FAILED, ended_at=world.now + ended_after)
+    world.clock.now += 60
     world.read()
     asyncio.run(record.sweep())
 
     hours = record.since(_HOUR)[_Group("team", "Job", "other")].gpu_hours
-    assert hours == pytest.approx(2 * 66 / _HOUR, rel=0.01)
+    assert hours == pytest.approx(2 * (60 + seconds) / _HOUR)
 
 
-def counted(metrics: Metrics, name: str, **labels: str) -> float:
+def counted_in(metrics: Metrics, name: str, **labels: str) -> float:
     """Sum a metric over its series with these labels."""
     return sum(
         sample.value
@@ -157,15 +244,15 @@ async def test_metrics_match_costs_and_holders(aiohttp_client: MakeClient) -> No
     costs = (await get(client, "/v1/costs"))["sums"]
     idle_for_an_hour = (await get(client, "/v1/holders", some="true"))["sums"]
 
-    assert counted(metrics, "idlegpu_held_gpus") == costs["gpus"] == 4
-    assert counted(metrics, "idlegpu_held_idle_gpus") == costs["gpus_idle"] == 2
-    hour_idle = counted(metrics, "idlegpu_held_hour_idle_gpus")
+    assert counted_in(metrics, "idlegpu_held_gpus") == costs["gpus"] == 4
+    assert counted_in(metrics, "idlegpu_held_idle_gpus") == costs["gpus_idle"] == 2
+    hour_idle = counted_in(metrics, "idlegpu_held_hour_idle_gpus")
     assert hour_idle == idle_for_an_hour["gpus_idle"] == 2
-    hours = counted(metrics, "idlegpu_gpu_hours_total")
+    hours = counted_in(metrics, "idlegpu_gpu_hours_total")
     assert hours == pytest.approx(costs["gpu_hours"], rel=0.01)
-    idle_hours = counted(metrics, "idlegpu_gpu_hours_total", use="idle")
+    idle_hours = counted_in(metrics, "idlegpu_gpu_hours_total", use="idle")
     assert idle_hours == pytest.approx(costs["gpu_hours_idle"], rel=0.01)
-    assert counted(metrics, "idlegpu_held_idle_gpus", namespace="team") == 0
+    assert counted_in(metrics, "idlegpu_held_idle_gpus", namespace="team") == 0
 
 
 def test_mig_instances_have_gauges_apart_from_gpus() -> None:
@@ -178,8 +265,8 @@ def test_mig_instances_have_gauges_apart_from_gpus() -> None:
 
     pass_time(world, record, 120)
 
-    assert counted(metrics, "idlegpu_held_gpus", namespace="hidden", device="gpu") == 1
-    assert counted(metrics, "idlegpu_held_gpus", namespace="hidden", device="mig") == 1
+    assert counted_in(metrics, "idlegpu_held_gpus", namespace="hidden", device="gpu") == 1
+    assert counted_in(metrics, "idlegpu_held_gpus", namespace="hidden", device="mig") == 1
 
 
 def test_a_group_without_pods_has_no_gauges() -> None:
@@ -187,10 +274,10 @@ def test_a_group_without_pods_has_no_gauges() -> None:
     metrics = Metrics()
     record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
     pass_time(world, record, 120)
-    assert counted(metrics, "idlegpu_held_gpus", namespace="team") == 2
+    assert counted_in(metrics, "idlegpu_held_gpus", namespace="team") == 2
 
     world.end(world.fleet.pods["uid-train"])
     pass_time(world, record, 60)
 
-    assert counted(metrics, "idlegpu_held_gpus", namespace="team") == 0
-    assert counted(metrics, "idlegpu_held_gpus") == 2
+    assert counted_in(metrics, "idlegpu_held_gpus", namespace="team") == 0
+    assert counted_in(metrics, "idlegpu_held_gpus") == 2

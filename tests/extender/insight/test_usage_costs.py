@@ -15,7 +15,7 @@ from testkit.api_requests import get, meanwhile
 from testkit.cards import HOUR, card
 from testkit.others import SeesTeam
 from testkit.webhook_requests import Client, MakeClient
-from testkit.world import World
+from testkit.world import SHARED, World
 
 PRICE = 2.5
 
@@ -57,8 +57,19 @@ async def test_costs_are_summed_by_owner_most_idle_cost_first(
     assert (other["namespace"], other["owner"]) == ("other", "Job hush")
     assert answer["costs"] == sorted(answer["costs"], key=lambda one: -one["cost_idle"])
     assert (answer["by"], answer["is_priced"], answer["idle_for_seconds"]) == ("owner", True, 0.0)
+    sums = {
+        "pods": 3,
+        "gpus": 3,
+        "gpus_idle": 2,
+        "mig_instances": 0,
+        "mig_instances_idle": 0,
+        "gpu_hours": pytest.approx(6.0),
+        "gpu_hours_used": pytest.approx(2 + 2 / 60, rel=0.02),
+    }
+    assert answer["sums"].items() >= sums.items()
     assert answer["sums"]["cost"] == pytest.approx(6 * PRICE)
-    assert (answer["total"], answer["hidden_pods"]) == (2, 0)
+    assert (answer["total"], answer["hidden_pods"], answer["unknown"]) == (2, 0, 0)
+    assert answer["at"] == "2027-01-15T10:00:30.000+00:00"
 
 
 async def test_each_grouping_has_the_same_total(client: Client) -> None:
@@ -119,6 +130,54 @@ async def test_the_first_of_very_many_are_found_in_steps() -> None:
 
     assert first == sorted(groups, key=lambda group: group.rank)[:200]
     assert next(turns) >= 5
+
+
+def test_groups_are_ranked_by_idle_cost_then_idle_hours_then_name() -> None:
+    ranked = [
+        _GroupCosts(namespace=namespace, name=name, sums=Sums(cost_idle=cost, gpu_hours_idle=hours))
+        for cost, hours, namespace, name in (
+            (2.0, 1.0, "z", "z"),
+            (1.0, 3.0, "z", "z"),
+            (1.0, 2.0, "a", "z"),
+            (1.0, 2.0, "b", "a"),
+            (1.0, 2.0, "b", "b"),
+        )
+    ]
+
+    turned = ranked[::-1]
+    assert sorted(turned, key=lambda group: group.rank) == ranked
+
+
+async def test_pods_without_an_owner_are_one_group_of_their_namespace(
+    world: World, client: Client
+) -> None:
+    cards = {"d": [card("other/x"), card("other/y"), card()]}
+    world.add(cards)
+    cards |= {"a": [card("team/nb-0"), card("team/nb-1")], "b": [card("other/secret")]}
+    for name in ("x", "y", "unknown"):
+        world.hold(name, "d", 1, "other", owner="", bound_at=world.now)
+    world.live(cards, HOUR)
+
+    answer = await get(client, "/v1/costs")
+    of_team = await get(client, "/v1/costs", namespace="team")
+
+    (alone,) = [one for one in answer["costs"] if one["owner"] is None]
+    assert (alone["namespace"], alone["pod"], alone["pods"]) == ("other", None, 2)
+    assert (answer["unknown"], of_team["unknown"]) == (1, 0)
+    assert {one["namespace"] for one in of_team["costs"]} == {"team"}
+
+
+async def test_a_share_of_a_gpu_costs_its_part_of_the_card(world: World, client: Client) -> None:
+    world.add_shared("s", 4)
+    names = [world.have(name, "s", resource=SHARED) for name in ("x", "y")]
+    world.live({"s": [card(*names)]}, HOUR)
+
+    answer = await get(client, "/v1/costs", by="pod")
+
+    costs = {one["pod"]: one for one in answer["costs"]}
+    for name in names:
+        assert costs[name]["gpu_hours"] == pytest.approx(1 / 4)
+        assert costs[name]["cost"] == pytest.approx(PRICE / 4)
 
 
 async def test_pods_of_others_are_neither_listed_nor_summed(
