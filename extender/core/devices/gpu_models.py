@@ -263,7 +263,7 @@ def is_vgpu(model: str) -> bool:
 
 
 def mig_layout(
-    model: str, memory_bytes: float, count: int, each_bytes: float = 0.0
+    model: str, memory_bytes: float, count: int, each_bytes: float
 ) -> tuple[int, str] | None:
     """Return the number of equal MIG instances of a card for `count` pods, and their profile.
 
@@ -276,11 +276,11 @@ def mig_layout(
         each_bytes: memory that each pod needs.
 
     Example:
-        >>> mig_layout("NVIDIA H100 80GB HBM3", 79.6 * GIB, 5)
+        >>> mig_layout("NVIDIA H100 80GB HBM3", 79.6 * GIB, 5, 0.0)
         (4, '1g.20gb')
         >>> mig_layout("NVIDIA H100 80GB HBM3", 79.6 * GIB, 5, 25 * GIB)
         (2, '3g.40gb')
-        >>> mig_layout("Tesla T4", 15 * GIB, 2) is None
+        >>> mig_layout("Tesla T4", 15 * GIB, 2, 0.0) is None
         True
     """
     name, gib = "" if is_vgpu(model) else short_model(model), memory_bytes / GIB

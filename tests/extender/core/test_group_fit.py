@@ -222,6 +222,17 @@ def test_a_group_that_the_cluster_can_never_hold_is_refused_with_the_reason() ->
     assert found.group.too_few == 4
 
 
+@pytest.mark.parametrize(("devices", "too_few"), [(8, None), (9, 4)])
+def test_pods_with_several_devices_are_counted_whole(devices: int, too_few: int | None) -> None:
+    nodes = nodes_of({"a1-x": 5}, cards=5) | nodes_of({"a1-y": 4}, cards=4)  # for 2 pods each
+    group = need(nodes, size=5, count=2, total=devices)
+
+    found = decided(nodes, group, request(2)).group
+
+    assert found is not None
+    assert found.too_few == too_few
+
+
 @pytest.mark.parametrize(
     "changes",
     [

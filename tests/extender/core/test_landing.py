@@ -1,13 +1,25 @@
 """Landing sets of pods."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from extender.core.decision.landing import Landing, assume, count_freed, landing_set
-from extender.core.nodes.snapshot import PoolRow, Tenant
-from testkit.builders import GIB, Gpu, Node, batch_of, busy, gpu, node, shared
+from extender.core.decision.landing import Landing, assume, batch_after, count_freed, landing_set
+from extender.core.nodes.snapshot import Batch, PoolRow, Tenant
+from testkit.builders import (
+    GIB,
+    GPU,
+    Gpu,
+    Node,
+    batch_of,
+    busy,
+    gpu,
+    node,
+    shared,
+    snapshot_of,
+)
 
 ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}
 
@@ -273,3 +285,110 @@ def test_devices_known_to_be_withdrawn_are_not_unknown_as_well() -> None:
 
     assert landing_on(known).unoffered.tolist() == [0]
     assert landing_on(unknown).unoffered.tolist() == [1]
+
+
+# --- a node that some pods leave ------------------------------------------------------------------
+
+HELD = busy(
+    latest=0.2,
+    peak=0.95,
+    memory_used=0.5,
+    others_bytes=45 * GIB,
+    presumed=0.5,
+    is_foreign=True,
+    is_in_use=True,
+    used=1,
+)
+"""Device whose pods use 40 of 80 GiB; 5 GiB more seem to be in use."""
+
+ACTIVITY = ("utilization", "latest", "peak", "presumed", "freshness")
+
+
+def left_by_pods(
+    *gpus: Gpu, tenants: tuple[Tenant, ...] = (), is_presumed_idle: bool = True, **changes: Any
+) -> Batch:
+    """Return a node of which all pods of the first device leave, as if readings showed it."""
+    snapshot = snapshot_of({"n": node(*gpus, leaving=(0,))})
+    leaving = snapshot.pools[GPU].rows[0].leaving
+    assert leaving is not None
+    return batch_after(
+        replace(leaving, **changes),
+        tenants,
+        snapshot.telemetry,
+        np.zeros(1),
+        is_presumed_idle=is_presumed_idle,
+    )
+
+
+def of_first(batch: Batch, *columns: str) -> list[float]:
+    return [float(getattr(batch.telemetry, column)[0, 0]) for column in columns]
+
+
+@pytest.mark.parametrize(
+    ("how", "freshness", "is_foreign"),
+    [
+        ({}, 1.0, False),
+        ({"is_presumed_idle": False}, 0.0, False),
+        ({"active": (True, False)}, 0.0, False),
+        ({"foreign": (True, False)}, 0.0, True),
+    ],
+    ids=["idle", "left for another pod", "active before", "foreign before"],
+)
+def test_a_device_that_its_pods_leave_is_as_it_was_before_them(
+    how: dict[str, Any], freshness: float, *, is_foreign: bool
+) -> None:
+    batch = left_by_pods(HELD, HELD, **how)
+
+    assert of_first(batch, *ACTIVITY) == [0.0, 0.0, 0.0, 0.0, freshness]
+    assert of_first(batch, "is_foreign", "is_in_use") == [is_foreign, False]
+    assert of_first(batch, "memory_used", "memory_free_bytes") == [5 / 80, 75 * GIB]
+    assert of_first(batch, "others_bytes", "memory_freshness") == [5 * GIB, 1.0]
+    assert batch.used.tolist() == [[0, 1]]
+    telemetry = batch.telemetry
+    other = [float(getattr(telemetry, column)[0, 1]) for column in ACTIVITY]
+    assert other == [0.9, 0.2, 0.95, 0.5, 1.0]
+    assert telemetry.is_foreign[0, 1]
+    assert telemetry.is_in_use[0, 1]
+    assert telemetry.memory_free_bytes[0, 1] == 40 * GIB
+
+
+def test_readings_since_the_end_of_its_pods_show_a_devices_own_activity() -> None:
+    ended = left_by_pods(HELD, ended=(True,))
+    was_foreign = left_by_pods(HELD, ended=(True,), foreign=(True,))
+    nothing_released = left_by_pods(HELD, ended=(True,), released_bytes=(0.0,))
+    unread = left_by_pods(replace(HELD, freshness=0.0), ended=(True,))
+
+    # memory that is released late is no foreign use, and its mean is that of the pods
+    assert of_first(ended, *ACTIVITY) == [0.9, 0.2, 0.2, 0.5, 1.0]
+    assert of_first(ended, "is_foreign") == [False]
+    for batch in (was_foreign, nothing_released):
+        assert of_first(batch, *ACTIVITY) == [0.9, 0.2, 0.95, 0.5, 1.0]
+        assert of_first(batch, "is_foreign") == [True]
+    assert of_first(unread, *ACTIVITY) == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_the_memory_of_leaving_pods_is_free_where_others_stay() -> None:
+    some: dict[str, Any] = {
+        "freed": (False,),
+        "released_bytes": (10 * GIB,),
+        "released_others": (4 * GIB,),
+    }
+    more = {**some, "released_bytes": (90 * GIB,), "released_others": (90 * GIB,)}
+
+    batch, most = left_by_pods(HELD, **some), left_by_pods(HELD, **more)
+
+    columns = ("memory_used", "memory_free_bytes", "others_bytes", "utilization", "is_in_use")
+    assert of_first(batch, *columns) == [30 / 80, 50 * GIB, 41 * GIB, 0.9, True]
+    assert of_first(most, *columns) == [0.0, 80 * GIB, 0.0, 0.9, True]
+
+
+def test_the_memory_of_a_device_of_unknown_size_stays_unknown() -> None:
+    batch = left_by_pods(replace(HELD, memory_total_bytes=0.0))
+
+    assert of_first(batch, "memory_used", "memory_freshness") == [0.0, 0.0]
+
+
+def test_tentative_pods_follow_those_that_leave() -> None:
+    batch = left_by_pods(HELD, HELD, tenants=(Tenant(uid="t", count=1),))
+
+    assert batch.held.tolist() == [2]

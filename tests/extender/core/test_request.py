@@ -200,6 +200,8 @@ def test_every_annotation_is_read() -> None:
         targets=(Target("gpu-1", (0, 2)), Target("gpu-2")),
         target_policy=TargetPolicy.PREFER,
     )
+    assert parsed.request.own == {"thresholds.utilization", "thresholds.memory", "strategy"}
+    assert wanted(annotated(strategy="pack")).own == {"strategy"}
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,7 @@ def test_an_invalid_value_is_reported_and_the_default_applies(
 
     (problem,) = parsed.problems
     assert parsed.request == wanted(parse(pod()))
+    assert parsed.request.own == frozenset()
     assert (problem.annotation, problem.value) == (annotation, value)
     assert annotation in problem.message
     assert f'"{value}"' in problem.message

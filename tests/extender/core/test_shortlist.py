@@ -86,6 +86,31 @@ def test_shortlist_prefers_equal_nodes_to_one_that_fits_worse() -> None:
     assert zones_of(decision, fleet, decision.shortlist(COUNT, 0.0)) == {"a": COUNT}
 
 
+def test_an_unknown_node_among_the_candidates_changes_no_list() -> None:
+    fleet = fleet_of("ab" * 30)
+    known = decided(fleet)
+
+    found = decided(fleet, like=["unknown", *fleet])
+
+    names = {found.candidates[at] for at in found.shortlist(COUNT, 0.0).tolist()}
+    assert names - {"unknown"} <= {
+        known.candidates[at] for at in known.shortlist(COUNT, 0.0).tolist()
+    }
+    assert len(names) == COUNT
+
+
+def test_nodes_just_within_reach_are_listed() -> None:
+    decision = Decision(
+        candidates=("a", "b", "c", "d"),
+        codes=np.zeros(4, dtype=np.uint8),
+        scores=np.array([0.25, 0.75, 0.5, 0.125]),
+        order=np.array([1, 2], dtype=np.intp),
+        zones=np.zeros(4, dtype=np.intp),
+    )
+
+    assert decision.shortlist(1, 0.5).tolist() == [0, 1, 2]
+
+
 @given(st.permutations(range(60)))
 def test_the_same_nodes_are_listed_in_any_order_of_the_request(order: list[int]) -> None:
     fleet = fleet_of("ab" * 30)

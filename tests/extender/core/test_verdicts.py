@@ -159,6 +159,37 @@ def test_only_a_gpu_that_was_freed_is_called_just_freed(device: Gpu, why: str) -
     assert verdict_on(node(device)).reason == f"{why}; leaves none of 1 usable"
 
 
+def test_no_idle_gpu_is_presumed_where_one_of_the_freed_ones_is_too_small() -> None:
+    small = freed(memory_total_bytes=GIB, memory_free_bytes=GIB)
+
+    verdict = verdict_on(node(freed(), small), memory_bytes=int(20 * GIB))
+
+    assert "presumed" not in verdict.reason
+
+
+@pytest.mark.parametrize("scarce", ["millicores", "host_bytes", "storage_bytes"])
+def test_gpus_beyond_the_nodes_cpu_memory_or_storage_are_not_left_usable(scarce: str) -> None:
+    wanted = {"millicores": 4, "host_bytes": 4, "storage_bytes": 4}
+    left = {name: 16 if name == scarce else 100 for name in wanted}
+    described = node(
+        *[gpu()] * 8,
+        free_millicores=left["millicores"],
+        free_bytes=left["host_bytes"],
+        free_storage_bytes=left["storage_bytes"],
+    )
+
+    # 12 of it are left, which is enough for 6 more devices like the pod's two
+    assert verdict_on(described, count=2, **wanted).reason.endswith("leaves 6 of 8 usable")
+    left[scarce] = 11
+    described = node(
+        *[gpu()] * 8,
+        free_millicores=left["millicores"],
+        free_bytes=left["host_bytes"],
+        free_storage_bytes=left["storage_bytes"],
+    )
+    assert verdict_on(described, count=2, **wanted).reason.endswith("leaves 3 of 8 usable")
+
+
 def test_a_refusal_is_named() -> None:
     verdict = verdict_on(node(gpu(memory_total_bytes=GIB)), memory_bytes=int(20 * GIB))
 
