@@ -395,8 +395,9 @@ def _cards(
         if not row.is_shared:
             holder = pods.get(device.tenants[0]) if len(device.tenants) == 1 else None
             # A pod with several GPUs should not share them: its processes wait for each other.
-            is_one = holder is not None and sum(holder.resources.values()) == 1
-            count = int(is_one and holder is not None and not holder.gives_way)
+            count = int(
+                holder is not None and not holder.gives_way and sum(holder.resources.values()) == 1
+            )
         card = Card(
             model=device.model,
             memory_bytes=device.memory_bytes,
@@ -480,10 +481,11 @@ def _judge_memory(
     """Add a finding if a pod requests far more memory than it uses, or less."""
     requested, use = record.memory_bytes, look.use
     # The annotation's value is visible only to callers who may read the pod.
-    if requested is None or not sees(record.namespace):
+    most = use.memory_most_bytes
+    if requested is None or most is None or not sees(record.namespace):
         return
     total = min(device.memory_bytes for device in own)
-    memory = judge_memory(float(requested), use.memory_most_bytes or 0.0, total)
+    memory = judge_memory(float(requested), most, total)
     if memory is not None:
         found.add_pod(
             PodFinding(
@@ -503,9 +505,13 @@ def _together(used: Sequence[Use]) -> Use:
     """Combine devices into the highest activity and memory of any, and the fewest samples."""
     fewest = min(used, key=lambda use: use.samples)
     return Use(
-        activity_ratio=max(use.activity_ratio or 0.0 for use in used),
-        memory_bytes=max(use.memory_bytes or 0.0 for use in used),
-        memory_most_bytes=max(use.memory_most_bytes or 0.0 for use in used),
+        activity_ratio=_most(use.activity_ratio for use in used),
+        memory_bytes=_most(use.memory_bytes for use in used),
+        memory_most_bytes=_most(use.memory_most_bytes for use in used),
         samples=fewest.samples,
         seconds=fewest.seconds,
     )
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

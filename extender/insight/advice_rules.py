@@ -276,7 +276,8 @@ def _shared(
     if verdict is CardVerdict.DO_NOT_SHARE:
         replicas = 1
     elif verdict in {CardVerdict.SHARE, CardVerdict.NOT_MEASURED}:
-        each = (card.use.memory_bytes or 0.0) / max(card.pods, 1) if card.pods else 0.0
+        used = card.use.memory_bytes
+        each = used / card.pods if used and card.pods else 0.0
         cut = mig_layout(card.model, card.memory_bytes, replicas, each)
         way = SharingWay.MIG if cut is not None else way_without_mig(card.model)
         layout = "" if cut is None else f"{cut[0]}x {cut[1]}"

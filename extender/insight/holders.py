@@ -131,18 +131,14 @@ class Idleness:
         return np.flatnonzero(self._clock() - used_at >= seconds).tolist()
 
     def _grow(self, devices: int, now: float) -> int:
-        """Resize the arrays; return the first row without history."""
+        """Extend the arrays: telemetry never shrinks. Return the first row without history."""
         before = len(self._used_at)
         missing = devices - before
-        if missing > 0:
+        if missing:
             self._used_at = np.pad(self._used_at, (0, missing), constant_values=now)
             self._is_guess = np.pad(self._is_guess, (0, missing), constant_values=True)
             self._mean = np.pad(self._mean, (0, missing))
-        elif missing < 0:
-            self._used_at = self._used_at[:devices].copy()
-            self._is_guess = self._is_guess[:devices].copy()
-            self._mean = self._mean[:devices].copy()
-        return min(before, devices)
+        return before
 
 
 def _is_active(telemetry: Telemetry, before: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
@@ -327,7 +323,7 @@ class Holders:
         for row in rows:
             if self._fleet.tenants_of(row):
                 info = self._fleet.store.info(row)
-                if info is not None and info.node in self._fleet.nodes:
+                if info is not None:
                     yield info.node
 
     def _on(self, node: str, seconds: float) -> Iterator[Holder]:

@@ -121,12 +121,13 @@ class RegretMetrics(Collector):
     def note(self, outcome: PlacementOutcome) -> None:
         """Count one placement in the histograms."""
         followed = "yes" if outcome.is_followed else "no"
-        self.activity.labels("got").observe(outcome.got)
-        self.activity.labels("best").observe(outcome.best_since)
-        self.regret.labels("best", followed).observe(outcome.hindsight)
-        if outcome.choice_since is not None and outcome.regret is not None:
-            self.activity.labels("choice").observe(outcome.choice_since)
-            self.regret.labels("choice", followed).observe(outcome.regret)
+        activities = outcome.got, outcome.choice_since, outcome.best_since
+        for gpus, activity in zip(_GPUS, activities, strict=True):
+            if activity is not None:
+                self.activity.labels(gpus).observe(activity)
+        for against, regret in zip(_AGAINST, (outcome.regret, outcome.hindsight), strict=True):
+            if regret is not None:
+                self.regret.labels(against, followed).observe(regret)
 
 
 class RegretTable:

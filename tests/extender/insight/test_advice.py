@@ -11,6 +11,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
+from extender.insight.advice_findings import Measured, PrometheusCache, find
 from extender.insight.last_hour import Values
 from extender.runtime.fair_queue import FairQueue
 from testkit.api_requests import get
@@ -164,6 +165,7 @@ async def test_a_card_whose_pod_leaves_room_for_another_should_be_shared(
 
     (found,) = (await get(client, "/v1/advice"))["cards"]
 
+    assert (await get(client, "/v1/advice"))["devices"] == 2  # no pod holds the third
     assert (found["index"], found["verdict"], found["shared_by"]) == (0, "share", None)
     assert (found["recommended_replicas"], found["bound_by"]) == (4, "activity")
     assert (found["way"], found["mig_layout"]) == ("mig", "4x 1g.20gb")
@@ -330,6 +332,24 @@ async def test_advice_can_be_limited_to_a_node_or_namespace(world: World, client
     assert [one["pod"] for one in by_node["pods"]] == ["team/on-a"]
     assert [one["pod"] for one in by_namespace["pods"]] == ["other/on-b"]
     assert [one["node"] for one in (await get(client, "/v1/advice", limit="1"))["cards"]] == ["a"]
+    assert {one["pods_per_gpu"] for one in by_node["pods"]} == {16}
+    everything = await get(client, "/v1/advice", limit="1")
+    assert (everything["cards_total"], everything["pods_total"]) == (2, 2)
+
+
+async def test_only_so_many_findings_of_a_kind_are_kept(world: World) -> None:
+    cards = {}
+    for node in ("a", "b", "c"):
+        world.register_node(node, gpus=1)
+        cards[node] = [card(world.have(f"on-{node}", node))]
+    world.live(cards, HOUR)
+    measured = Measured(world.fleet, world.memory, None, HOUR, PrometheusCache(world.clock))
+
+    found = await find(world.fleet, measured, most=2)
+
+    assert [len(some) for some in found.cards.values() if some] == [2]
+    assert [len(some) for some in found.pods.values() if some] == [2]
+    assert (found.counts["share"], found.counts["uses-a-tenth"]) == (3, 3)
 
 
 @pytest.mark.parametrize(

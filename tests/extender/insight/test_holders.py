@@ -368,7 +368,33 @@ def test_changing_devices_keep_the_idle_times_of_others(world: World) -> None:
 
     assert world.why.idleness.last_used(0)[1] is True
     assert world.why.idleness.last_used(1) == (world.now, False)
-    assert world.why.idleness.last_used(99) == (world.now, True)
+    assert world.why.idleness.last_used(10_000) == (world.now, True)
+
+
+@pytest.mark.parametrize(("busy", "is_used"), [(0.02, True), (0.019, False)])
+def test_a_new_gpu_is_used_from_two_percent(world: World, busy: float, is_used: bool) -> None:
+    world.add({"n": [card("team/nb", busy=busy)]})
+
+    world.why.idleness.look()
+
+    assert world.why.idleness.last_used(0) == (world.now, not is_used)
+
+
+def test_a_gpu_is_used_while_its_mean_rises(world: World) -> None:
+    idleness = world.why.idleness
+    cards = {"n": [card("team/nb", busy=0.018), card("team/nb")]}
+    world.add({"n": [card("team/nb"), card("team/nb")]})
+    idleness.look()
+    began = world.now
+    world.now += 10.0
+    world.report(cards)
+    idleness.look()
+    assert idleness.last_used(0) == (world.now, False)  # more than before
+    assert idleness.last_used(1) == (began, True)
+
+    world.now += 10.0
+    assert idleness.idle_rows(10.0) == [0, 1]
+    assert idleness.idle_rows(10.1) == [1]
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,11 @@ def test_metrics_count_each_placement(watch: RegretWatch) -> None:
     assert value("idlegpu_placement_activity_count", {"gpus": "got"}) == 3
     assert value("idlegpu_placement_activity_sum", {"gpus": "got"}) == pytest.approx(1.5)
     assert value("idlegpu_placement_activity_count", {"gpus": "choice"}) == 2
+    assert value("idlegpu_placement_activity_sum", {"gpus": "choice"}) == pytest.approx(0.3)
     assert value("idlegpu_placement_activity_sum", {"gpus": "best"}) == pytest.approx(0.15)
     of_best = {"against": "best", "followed": "no"}
     assert value("idlegpu_placement_regret_count", of_best) == 2
+    assert value("idlegpu_placement_regret_bucket", {**of_best, "le": "0.2"}) == 0
     assert value("idlegpu_placement_regret_bucket", {**of_best, "le": "0.5"}) == 1
     assert value("idlegpu_placement_regret_count", {**of_best, "followed": "yes"}) == 1
     against = {"against": "choice", "followed": "no"}

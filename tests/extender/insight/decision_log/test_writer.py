@@ -77,20 +77,57 @@ def test_records_of_another_process_stay_separate(tmp_path: Path) -> None:
     assert len(decisions_in(path.read_bytes())) == 1
 
 
-def test_a_log_that_cannot_be_written_says_so_and_goes_on_once_it_can(tmp_path: Path) -> None:
+def test_older_files_stay_where_they_are_if_none_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "decisions.1").write_bytes(b"{}\n")
+    log = DecisionLogWriter(DecisionLog(path=str(tmp_path / "decisions")))
+
+    note(log, 1)
+    log.close()
+
+    assert (tmp_path / "decisions.1").read_bytes() == b"{}\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["decisions", "decisions.1"]
+
+
+def test_a_file_takes_lines_up_to_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "decisions"
+    settings = DecisionLog(path=str(path), files=1)
+    log = DecisionLogWriter(settings)
+    note(log, 3)
+    log.close()
+    size = path.stat().st_size
+
+    for most, rotated in ((size, False), (size - 1, True)):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        log = DecisionLogWriter(settings.model_copy(update={"max_size": most}))
+        note(log, 3)
+        log.close()
+        assert (tmp_path / "decisions.1").exists() is rotated
+
+
+def test_a_log_that_cannot_be_written_says_so_once_and_goes_on_once_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     folder = tmp_path / "later"
     log = DecisionLogWriter(DecisionLog(path=str(folder / "decisions")))
     note(log, 1)
     until(lambda: log.problem)
     assert (log.problem, log.dropped) == ("cannot be written: No such file or directory", 1)
+    note(log, 1)
+    until(lambda: log.dropped == 2)
 
     folder.mkdir()
-    note(log, 1, first=2)
+    note(log, 2, first=2)
     log.close()
 
     assert log.problem == ""
-    (line,) = decisions_in((folder / "decisions").read_bytes())
-    assert line.number == 2
+    lines = decisions_in((folder / "decisions").read_bytes())
+    assert [line.number for line in lines] == [2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        "decision log has a problem",
+        "decision log is written again",
+    ]
 
 
 def test_decisions_beyond_the_write_rate_are_dropped_and_counted(
