@@ -17,7 +17,7 @@ from extender.core.devices.gpu_models import (
 )
 from extender.core.quantity import GIB
 from extender.fleet.pods import LEAST_SAMPLES, Use
-from extender.insight.advice import _card_words
+from extender.insight.advice import _card_words, _memory_words, _tenth_words
 from extender.insight.advice_rules import (
     _FAR_BYTES,
     _FAR_RATIO,
@@ -309,7 +309,78 @@ def test_an_unmeasured_whole_card_gets_no_advice() -> None:
     assert advise(card(Use(), pods=0)) is None
 
 
+USED = "19 samples of 20"
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (
+            card(use(0.2, 4.0), model="Tesla T4", gib=15),
+            f"its pod uses 20% busy and 4.0 GiB of 15.0 GiB full, {USED}: 3 such pods would fit, "
+            "memory allows no more, 1 GiB kept back; under MPS, which caps the memory of each",
+        ),
+        (
+            card(use(0.9), replicas=4),
+            f"1 of 4 replicas in use, which together use 90% busy and 10.0 GiB of 80.0 GiB full, "
+            f"{USED}: not two of these fit, activity allows no more",
+        ),
+        (
+            card(use(0.01, 1.0), pods=4, replicas=4),
+            f"4 of 4 replicas in use, which together use 1% busy and 1.0 GiB of 80.0 GiB full, "
+            f"{USED}: 16 fit, more are never recommended",
+        ),
+        (
+            card(Use(), pods=0, replicas=4),
+            "no samples of the pods' use: 2 replicas of 39.5 GiB, 1 GiB kept back, as MIG "
+            "instances, 2x 3g.40gb",
+        ),
+        (
+            card(Use(), pods=0, replicas=4, model="Tesla P100-PCIE-16GB", gib=16),
+            "no samples of the pods' use: 2 replicas of 7.5 GiB, 1 GiB kept back, time-sliced: "
+            "nothing there protects memory",
+        ),
+    ],
+)
+def test_advice_on_a_card_is_explained_by_its_figures(measured: Card, words: str) -> None:
+    advice = advise(measured)
+
+    assert advice is not None
+    assert _card_words(measured, advice) == words
+
+
 # --- pods -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_card", "words"),
+    [
+        (1, 9, f"its GPU is 5% busy and 8.0 GiB of 80.0 GiB full, {USED}: 9 pods that use so much "
+         "would fit on one"),
+        (2, 2, f"none of its 2 GPUs is more than 5% busy and 8.0 GiB of 80.0 GiB full, {USED}: "
+         "2 pods that use so much would fit on one"),
+        (1, 1, f"its GPU is 5% busy and 8.0 GiB of 80.0 GiB full, {USED}: but for its memory one "
+         "GPU would do for more"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_barely_uses_its_gpus_is_explained(gpus: int, per_card: int, words: str) -> None:
+    assert _tenth_words(gpus, use(0.05, 8.0), 80 * GIB, per_card) == words
+
+
+@pytest.mark.parametrize(
+    ("requested", "used", "words"),
+    [
+        (40, 8, "requests 40.0 GiB of each GPU and never used more than 8.0 GiB: 10.0 GiB would "
+         "suffice, and leave room for others"),
+        (10, 30, "requests 10.0 GiB of each GPU and used up to 30.0 GiB: with 36.0 GiB it is "
+         "placed on a GPU with enough room"),
+    ],
+)  # fmt: skip
+def test_a_wrong_memory_request_is_explained(requested: int, used: int, words: str) -> None:
+    advice = judge_memory(requested * GIB, used * GIB, 80 * GIB)
+
+    assert advice is not None
+    assert _memory_words(requested * GIB, use(0.5, used), advice) == words
 
 
 def test_pod_uses_a_tenth_only_if_no_gpu_is_busier() -> None:

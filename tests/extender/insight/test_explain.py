@@ -347,12 +347,50 @@ async def test_a_pod_that_is_not_there_gets_the_ranking_that_it_would_get(
     answer = await foresee(client, pod("p"))
 
     assert (answer["is_hypothetical"], answer["state"]) == (True, "placeable")
-    assert (answer["pod"], answer["decision"]["node"]) == ("team/p", "idle")
+    none = ("uid", "bound_node", "is_followed", "pending", "filter", "requested_node")
+    assert [answer[name] for name in none] == [None] * len(none)
+    decision = answer["decision"]
+    assert decision.pop("request")["resources"] == {GPU: 1}
+    assert decision == {
+        "candidates": 3,
+        "feasible": 2,
+        "node": "idle",
+        "runner_up": "half",
+        "group": None,
+    }
+    assert (answer["pod"], answer["problems"]) == ("team/p", [])
+    assert (answer["others"], answer["others_left"]) == ([], 0)
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (2, 1)
     assert [node["node"] for node in answer["nodes"]] == ["idle", "half"]
     assert [group["nodes"] for group in answer["rejected"]] == [["dead"]]
     assert [group["nodes"] for group in answer["closed"]] == [["busy"]]
     assert not world.placer.history.last_of("uid-p")
     assert len(world.fleet.ledger) == 0
+
+
+async def test_a_requested_node_of_a_pod_that_is_not_there_is_described(
+    world: World, client: Client
+) -> None:
+    world.placer.detailed = 1
+
+    async def kept(node: str) -> tuple[Any, ...]:
+        data = BytesIO(json.dumps(pod("p")).encode())
+        response = await client.post("/v1/explain", data=data, params={"node": node, "limit": "0"})
+        answer = strict(await response.text())
+        found = answer["requested_node"]
+        named = [one["node"] for one in answer["nodes"]]
+        return found["kept"], found["rank"], found["why"], named, answer["others_left"]
+
+    assert await kept("idle") == ("in-full", 1, None, ["idle"], 1)
+    assert await kept("half") == ("in-full", 2, None, ["idle", "half"], 0)
+    assert await kept("busy") == (
+        "no-candidate",
+        None,
+        "kube-scheduler itself would reject it: "
+        "node(s) had too few free GPUs by kube-scheduler's count",
+        ["idle"],
+        1,
+    )
 
 
 async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(

@@ -1,7 +1,7 @@
 """Replays of a log: exact without changes, and with changed settings."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from extender.core.request.request import GpuRequest
 from extender.insight.decision_log.lines import LineWriter
 from extender.insight.replay import Changes, Replay, Replayed, ReplayReport, parse_changes, replay
 from extender.placement.request_log import FILTER, PRIORITIZE
+from extender.settings.config import load_settings
 from testkit.builders import GIB, NOW, Node, busy, gpu, node, pod_ref, request, snapshot_of
 from testkit.decision_logs import (
     LoggedWorld,
@@ -204,6 +205,32 @@ def test_several_changes_hold_together() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strategy", "pack"),
+        ("thresholds.utilization", "20"),
+        ("thresholds.memory", "40"),
+        ("weights.utilization", "0.7"),
+        ("weights.memory", "0.7"),
+        ("weights.sharing", "0.7"),
+        ("weights.bursts", "0.7"),
+        ("weights.stress", "0.7"),
+        ("load_filter.enabled", "true"),
+        ("assumed.utilization", "33"),
+        ("mps_share", "5Gi"),
+    ],
+)
+def test_changed_setting_is_the_one_of_an_extender_that_is_started_with_it(
+    name: str, value: str
+) -> None:
+    variable = f"IDLEGPU_{name.replace('.', '__').upper()}"
+
+    policy = parse_changes([f" {name} = {value} "]).policy(Policy())
+
+    assert policy == load_settings(None, {variable: value}).policy() != Policy()
+
+
 @pytest.mark.parametrize("more", [(), ("unknown",)], ids=["all", "with a node that is unknown"])
 def test_a_pod_of_a_group_goes_near_it_again(more: tuple[str, ...]) -> None:
     world = World()
@@ -325,3 +352,72 @@ def test_of_several_attempts_the_last_counts(log: Log) -> None:
 
     assert (report.pods, report.moved, report.narrowed) == (1, 0, 0)
     assert report.before.activity == pytest.approx(0.29)
+
+
+def test_report_compares_the_settings_with_each_other_and_with_kube_scheduler(log: Log) -> None:
+    log.requested(FILTER)
+    log.lines += b"".join(log.writer.bound("uid-pod", "roomy", NOW + 1))
+    huge = weighed(log.snapshot, request(memory_bytes=1 << 50), policy=Policy(), name="huge")
+    log.lines += b"".join(log.writer.decision(record_of(huge, 2), huge))
+    log.number += 1
+
+    report = log.replayed("weights.memory=0.9")
+
+    calm, roomy = pytest.approx(0.02), pytest.approx(0.29)
+    one = {"placed": 1, "idle_share": 1.0}
+    assert asdict(report) == {
+        "changes": {},
+        "decisions": 2,
+        "exact": 2,
+        "inexact": [],
+        "pods": 2,
+        "narrowed": 0,
+        "moved": 1,
+        "bound": 1,
+        "followed": 0,
+        "would_be_followed": 1,
+        "before": {**one, "waits": 1, "activity": calm},
+        "after": {**one, "waits": 1, "activity": roomy},
+        "actual": {**one, "waits": 0, "activity": roomy},
+        "moves": [
+            {
+                "pod": "ns/pod",
+                "before": "calm",
+                "after": "roomy",
+                "bound": "roomy",
+                "activity_before": calm,
+                "activity_after": roomy,
+            }
+        ],
+        "activities": {
+            "settings of the log": [calm],
+            "changed settings": [roomy],
+            "kube-scheduler": [roomy],
+        },
+    }
+
+
+def test_decisions_that_the_settings_of_the_log_do_not_reproduce_are_named(log: Log) -> None:
+    log.requested(FILTER)
+
+    report = replay(
+        read(log.lines.replace(b'"feasible":3', b'"feasible":2')), parse_changes([]), {"a": "b"}
+    )
+
+    assert (report.decisions, report.exact, report.inexact) == (1, 0, [1])
+    assert report.changes == {"a": "b"}
+    assert (report.actual.placed, report.actual.activity, report.actual.idle_share) == (
+        0,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(("seconds", "narrowed"), [(10.0, 0), (10.5, 1), (-0.5, 1)])
+def test_prioritize_belongs_to_a_filter_at_most_ten_seconds_before(
+    log: Log, seconds: float, narrowed: int
+) -> None:
+    log.requested(FILTER)
+    log.requested(PRIORITIZE, *SHORTLIST, at=NOW + seconds)
+
+    assert log.replayed().narrowed == narrowed
