@@ -124,7 +124,7 @@ class FarFeed:
     async def batch(self) -> Json | None:
         """Query the other replicas; return new decisions and bindings, None if there are none."""
         is_first, self._is_begun = not self._is_begun, True
-        limit = _FIRST if is_first else _MOST_AT_ONCE + 1
+        limit = _FIRST if is_first else _MOST_AT_ONCE
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
         answers, _ = await query_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []
@@ -197,20 +197,21 @@ class _PageViewer:
 
     Args:
         who: user name or address of the viewer.
+        batch: number of the last batch of decisions before it joined.
 
     Attributes:
         news: event that is set when there may be an update.
         is_let_go: whether the viewer was disconnected to make room for another one.
     """
 
-    def __init__(self, who: str = "") -> None:
+    def __init__(self, who: str, batch: int) -> None:
         self.who = who
         self.is_let_go = False
         self.news = asyncio.Event()
         self.news.set()
         self.fleet_version = 0
-        self.batch = 0
-        self.beat = 0
+        self.batch = batch
+        self.beat = b""
         self.changes = b""
 
 
@@ -268,7 +269,7 @@ class Broadcaster:
         self._is_watched = asyncio.Event()
         self._batches: deque[_Batch] = deque(maxlen=_MOST_BATCHES)
         self._batch = 0
-        self._beat, self._beat_event = 0, b""
+        self._beat = b""
         self._changes = b""
 
     def __len__(self) -> int:
@@ -292,8 +293,7 @@ class Broadcaster:
 
     def join(self, who: str = "") -> _PageViewer:
         """Add a viewer; it receives no decisions made before."""
-        viewer = _PageViewer(who)
-        viewer.batch = self._batch
+        viewer = _PageViewer(who, self._batch)
         if not self._viewers:
             self._make_beat()
             self._count_changes()
@@ -316,9 +316,9 @@ class Broadcaster:
     def news_for(self, viewer: _PageViewer) -> Iterator[bytes]:
         """Yield the events that a viewer has not received; read each one only when it is needed."""
         viewer.news.clear()
-        if viewer.beat != self._beat:
+        if viewer.beat is not self._beat:  # two heartbeats may be equal
             viewer.beat = self._beat
-            yield self._beat_event
+            yield self._beat
         if viewer.changes != self._changes:
             viewer.changes = self._changes
             yield self._changes
@@ -388,8 +388,7 @@ class Broadcaster:
 
     def _make_beat(self) -> None:
         now = self._clock()
-        self._beat += 1
-        self._beat_event = event(
+        self._beat = event(
             "beat",
             {
                 "at": now,

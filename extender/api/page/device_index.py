@@ -78,7 +78,8 @@ class DeviceIndex:
         counts: number of devices of each node.
         node_state: state bits of each node.
         rows: telemetry row of each device.
-        places: by resource, position of each device in the pool's matrix of slots; -1 for none.
+        places: by resource, position of each device in the pool's matrix of slots; -1 (`NO_DEVICE`)
+            for none.
         slots: by resource, that matrix.
         card: number of each device's card within its node.
         index: index of each device's card; 255 if unknown.
@@ -132,7 +133,8 @@ class _Lister:
         for resource in snapshot.pools:
             self.resources.number(resource)
         self.places = {
-            resource: np.full_like(pool.batch.slots, -1) for resource, pool in self._pools.items()
+            resource: np.full_like(pool.batch.slots, NO_DEVICE)
+            for resource, pool in self._pools.items()
         }
         self.counts: list[int] = []
         self.node_state: list[int] = []

@@ -4,6 +4,7 @@ A `fleet` event contains everything, a `looks` event the state of every device, 
 devices that changed since the previous version. Columns are base64 of little-endian numbers.
 """
 
+import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -132,10 +133,10 @@ def _rows_since(snapshot: Snapshot, looked: _Looked) -> Mapping[str, list[int]] 
     """Return the rows of each pool that may differ from `looked`; None if any row may differ."""
     since = {}
     for resource, pool in snapshot.pools.items():
-        version, count = looked.get(resource, (-1, 0))
-        if pool.version != version or len(pool.dirty) < count:
+        before = looked.get(resource)
+        if before is None or pool.version != before[0]:
             return None
-        since[resource] = sorted(set(pool.dirty[count:]))
+        since[resource] = sorted(set(pool.dirty[before[1] :]))
     return since
 
 
@@ -148,7 +149,7 @@ def _device_states_in_steps(
         places = device_index.places[resource]
         dirty = set(pool.unwritten)
         for start in range(0, len(pool.nodes), _PIECE_NODES):
-            some = slice(start, min(start + _PIECE_NODES, len(pool.nodes)))
+            some = slice(start, start + _PIECE_NODES)
             _note(looks, places[some], _batch(pool, snapshot, some, dirty), policy)
             yield
     return looks
@@ -240,15 +241,13 @@ class FleetFeed:
 
     def __init__(self, fleet: Fleet, pool_labels: tuple[str, ...] = ()) -> None:
         self.pool_labels = pool_labels
-        self.version = 0
-        self._devices_version = 0
+        self.version = self._devices_version = 0
         self._fleet = fleet
         self._device_index: DeviceIndex | None = None
         self._looks = _DeviceStates.blank(0)
-        self._at = 0.0
-        self._seen: tuple[int, float] = (-1, 0.0)
+        self._at = self._looked_all_at = -math.inf
+        self._seen: tuple[int, float] | None = None
         self._looked: _Looked = {}
-        self._looked_all_at = 0.0
         self._policy: Policy | None = None
         self._fixed: Mapping[str, msgspec.Raw] = {}
         self._delta = b""
@@ -270,7 +269,7 @@ class FleetFeed:
         """
         snapshot, policy = self._fleet.snapshot(), self._fleet.policy
         device_index = self._device_index
-        if device_index is not None and self._seen == (snapshot.version, snapshot.at):
+        if self._seen == (snapshot.version, snapshot.at):
             return False
         rows = _rows_since(snapshot, self._looked) if policy is self._policy else None
         if rows is None and self._rests(snapshot.at, _LOOKED_A_SECOND):
@@ -303,9 +302,7 @@ class FleetFeed:
 
     def _rests(self, at: float, devices_a_second: int) -> bool:
         """Check whether the last update of all devices is too recent for the budget."""
-        rest_seconds = (
-            0 if self._device_index is None else len(self._device_index) // devices_a_second
-        )
+        rest_seconds = len(self._looks.state) // devices_a_second
         return 0 <= at - self._looked_all_at < rest_seconds
 
     def _rebuild(self, snapshot: Snapshot, policy: Policy) -> Steps[None]:
@@ -326,6 +323,7 @@ class FleetFeed:
     def forget(self) -> None:
         """Free the state while there are no viewers."""
         self._device_index, self._looks, self._looked = None, _DeviceStates.blank(0), {}
+        self._seen = None
         self._delta, self._encoded, self._fixed = b"", {}, {}
 
     def since(self, version: int) -> tuple[int, bytes]:

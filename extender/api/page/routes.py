@@ -269,7 +269,7 @@ def _file_routes() -> list[web.RouteDef]:
 
 def _read(path: Path) -> _File:
     body = path.read_bytes()
-    return _File(body=body, kind=_TYPES[path.suffix], tag=f'"{sha256(body).hexdigest()[:20]}"')
+    return _File(body=body, kind=_TYPES[path.suffix], tag=f'"{sha256(body).hexdigest()}"')
 
 
 def _serving(file: _File) -> _Handler:

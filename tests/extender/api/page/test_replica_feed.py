@@ -1,10 +1,12 @@
 """Decisions of other replicas reach this replica's pages once, if the caller may see them."""
 
 import json
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from extender.api.page import broadcaster
 from extender.api.page.broadcaster import _MOST_AT_ONCE, _MOST_REPLICAS, FarFeed
 from extender.insight.replicas import Replicas
 from extender.server.redaction import (
@@ -43,17 +45,21 @@ def world() -> World:
 
 @pytest.fixture
 def feed(world: World, far: OtherReplicas) -> FarFeed:
-    feed = FarFeed(world.fleet, Replicas(name="near", others=far, answers_peers=True))
-    feed.start()
-    return feed
+    return FarFeed(world.fleet, Replicas(name="near", others=far, answers_peers=True))
+
+
+def as_read(batch: object) -> dict[str, Any]:
+    """Return a batch as a caller receives it who sees all pods."""
+    whose = VIEWER.set(SEES_ALL)
+    try:
+        read: dict[str, Any] = json.loads(write_json(batch))
+    finally:
+        VIEWER.reset(whose)
+    return read
 
 
 def names(batch: object) -> list[str]:
-    whose = VIEWER.set(SEES_ALL)
-    try:
-        return [one["pod"] for one in json.loads(write_json(batch))["decisions"]]
-    finally:
-        VIEWER.reset(whose)
+    return [one["pod"] for one in as_read(batch)["decisions"]]
 
 
 async def test_earlier_decisions_are_not_new_and_each_decision_is_reported_once(
@@ -115,6 +121,69 @@ async def test_bindings_of_old_and_new_decisions_are_reported_once(
         ("far-2", "a", False),
     ]
     assert await feed.batch() is None
+
+
+async def test_decisions_that_were_made_while_no_page_was_open_are_not_new(
+    feed: FarFeed, far: OtherReplicas, world: World, other: Client
+) -> None:
+    await feed.batch()
+    await decide(other, "meanwhile")
+
+    feed.start()
+    assert await feed.batch() is None
+    world.add_pod("before", "a")
+    batch = await feed.batch()
+
+    assert batch is not None  # the page lists that decision, too
+    assert [one["id"] for one in as_read(batch)["bound"]] == ["far-1"]
+
+    far.clients = {FAR: None}
+    feed.start()
+    world.add_pod("meanwhile", "b")
+    assert await feed.batch() is None  # it lists no decision of a replica that is gone
+
+
+async def test_the_nodes_of_all_decisions_that_a_page_lists_first_are_reported(
+    feed: FarFeed, world: World, other: Client
+) -> None:
+    for number in range(_MOST_AT_ONCE + 5):
+        await decide(other, f"p-{number}")
+    await feed.batch()
+
+    world.add_pod("before", "a")
+
+    assert [one["id"] for one in as_read(await feed.batch())["bound"]] == ["far-1"]
+
+
+async def test_the_oldest_pods_are_no_longer_awaited_if_there_are_too_many(
+    feed: FarFeed, world: World, other: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcaster, "_MOST_OPEN", 2)
+    for name in ("a", "b"):
+        await decide(other, name)
+    await feed.batch()
+
+    for name in ("before", "a", "b"):
+        world.add_pod(name, "a")
+
+    assert [one["id"] for one in as_read(await feed.batch())["bound"]] == ["far-2", "far-3"]
+
+
+async def test_decisions_come_in_the_order_of_time_and_none_is_counted_before_the_first_known(
+    feed: FarFeed, far: OtherReplicas
+) -> None:
+    await feed.batch()
+    views = [
+        {"id": f"new-{number}", "pod": f"team/at-{hour}", "at": f"2027-01-15T{hour}:00:00+00:00"}
+        for number, hour in ((50, "08"), (49, "10"), (48, "09"))
+    ]
+    reported = {"version": 1, "replica": "new", "decisions": views}
+    far.clients, far.garbage = {THIRD: None}, write_json_in_full(reported)
+
+    batch = await feed.batch()
+
+    assert names(batch) == ["team/at-08", "team/at-09", "team/at-10"]
+    assert as_read(batch)["passed_over"] == 0
 
 
 async def test_pods_are_hidden_from_callers_without_rights(feed: FarFeed, other: Client) -> None:

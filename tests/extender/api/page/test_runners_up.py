@@ -3,12 +3,13 @@
 import pytest
 from aiohttp import web
 
+from extender.api.page import routes
 from extender.api.page.routes import _MOST_IDS, _PEERS_PATH, PATH, _Lost
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from testkit.api_requests import decide, get
 from testkit.cards import BUSY, IDLE
-from testkit.others import FAR, OtherReplicas
+from testkit.others import FAR, OtherReplicas, SeesTeam
 from testkit.webhook_requests import Client, MakeClient
 from testkit.world import World
 
@@ -19,12 +20,14 @@ def replica(
     viewer: Viewer = SEES_ALL,
     *,
     answers_peers: bool = True,
+    yielded: list[None] | None = None,
 ) -> web.Application:
     world = World()
     world.add({"a": [IDLE] * 3, "b": [IDLE], "c": [BUSY]})
 
     async def yield_control() -> None:
-        pass
+        if yielded is not None:
+            yielded.append(None)
 
     lost = _Lost(
         world.history,
@@ -41,23 +44,44 @@ async def client(aiohttp_client: MakeClient) -> Client:
     client = await aiohttp_client(replica("here"))
     await decide(client, "a", "b", name="two")
     await decide(client, "a", name="one")
+    await decide(client, "a", "b", "c", name="three")
     return client
 
 
 async def test_runner_up_matches_the_full_explanation(client: Client) -> None:
-    reported = (await get(client, PATH, ids="here-1,here-2,here-7"))["lost_by"]
-    full = await get(client, "/v1/explain", number="1")
-    (runner_up,) = [one for one in full["nodes"] if one["rank"] == 2]
+    reported = (await get(client, PATH, ids="here-1,here-2,here-3,here-7"))["lost_by"]
+    reasons: list[str] = []
+    for number in ("1", "3"):
+        full = await get(client, "/v1/explain", number=number)
+        reasons += [one["lost_by"] for one in full["nodes"] if one["rank"] == 2]
 
-    assert reported == {"here-1": runner_up["lost_by"], "here-2": None}
-    assert runner_up["lost_by"]
+    assert reported == {"here-1": reasons[0], "here-2": None, "here-3": reasons[1]}
+    assert all(reasons)
     assert (await get(client, PATH, ids="here-1"))["lost_by"] == {"here-1": reported["here-1"]}
 
 
-async def test_runners_up_of_another_replica_are_queried_there(
-    client: Client, aiohttp_client: MakeClient
+async def test_the_latest_reasons_are_kept(
+    aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near = await aiohttp_client(replica("near", OtherReplicas({FAR: client})))
+    monkeypatch.setattr(routes, "_MOST_KEPT", 2)
+    yielded: list[None] = []
+    client = await aiohttp_client(replica("here", yielded=yielded))
+    for name in ("one", "two", "three"):
+        await decide(client, "a", "b", name=name)
+
+    counts = []
+    for number in (1, 2, 3, 3, 2, 1):
+        await get(client, PATH, ids=f"here-{number}")
+        counts.append(len(yielded))
+
+    assert counts == [1, 2, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize("viewer", [SEES_ALL, SeesTeam()])
+async def test_runners_up_of_another_replica_are_queried_there(
+    client: Client, aiohttp_client: MakeClient, viewer: Viewer
+) -> None:
+    near = await aiohttp_client(replica("near", OtherReplicas({FAR: client}), viewer))
 
     theirs = (await get(near, PATH, ids="here-1,near-9"))["lost_by"]
 

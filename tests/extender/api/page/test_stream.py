@@ -24,6 +24,7 @@ from testkit.world import World
 from tests.extender.api.page.feeds import read, until
 
 STREAM = "/v1/page/stream"
+TYPES = {"text/html", "text/css", "text/javascript", "image/svg+xml"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,9 @@ async def listening(server: Server) -> AsyncIterator[aiohttp.StreamReader]:
     async with aiohttp.ClientSession() as session, session.get(server.url + STREAM) as response:
         assert response.status == 200
         assert response.content_type == "text/event-stream"
+        assert response.headers["Cache-Control"] == "no-store"
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert response.headers["Connection"] == "close"
         yield response.content
 
 
@@ -203,6 +207,8 @@ async def test_a_viewer_that_does_not_read_is_disconnected_and_buffers_little(
 
         await until(lambda: len(server.page.broadcaster) == 0)
 
+        rest = await reader.read()  # without the buffered part of the fleet
+        assert rest.count(b"\n\n") < len(("beat", "changes", "fleet"))
         writer.close()
 
 
@@ -215,6 +221,7 @@ async def test_one_page_too_many_is_refused(
 
         async with session.get(server.url + STREAM) as response:
             assert response.status == 503
+            assert response.headers["Retry-After"] == "30"
             assert "close one" in (await response.json())["error"]
 
 
@@ -261,9 +268,14 @@ async def test_every_file_comes_under_a_policy_that_lets_nothing_else_run(server
             async with session.get(server.url + path) as response:
                 policy = response.headers["Content-Security-Policy"]
                 assert response.status == 200
+                assert response.content_type in TYPES
                 assert "default-src 'none'" in policy
                 assert "unsafe" not in policy
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
+                assert response.headers["Referrer-Policy"] == "no-referrer"
+                assert response.headers["Cross-Origin-Opener-Policy"] == "same-origin"
+                assert response.headers["Permissions-Policy"].count("=()") == 3
+                assert response.headers["Cache-Control"] == "no-cache"
 
 
 async def test_a_file_that_has_not_changed_is_not_sent_again(server: Server) -> None:
@@ -278,6 +290,7 @@ async def test_a_file_that_has_not_changed_is_not_sent_again(server: Server) -> 
 @pytest.mark.parametrize("path", ["/", "/page"])
 async def test_the_address_alone_leads_to_the_page(server: Server, path: str) -> None:
     async with aiohttp.ClientSession() as session, session.get(server.url + path) as response:
+        assert [one.status for one in response.history] == [302]
         assert response.url.path == "/page/"
         assert "<title>idlegpu</title>" in await response.text()
 
