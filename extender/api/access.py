@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 _OPEN_PATHS: Final = frozenset({routes.HEALTHZ.path, routes.READYZ.path, routes.METRICS.path})
 """Paths without pod data, which kubelet and Prometheus read without a token."""
 
-_PAGE_FILES: Final = ("/", "/page", "/page/")
-"""Static files of the page: the same for every caller, without data."""
+_PAGE_PATHS: Final = frozenset({"/", "/page"})
+_PAGE_FILES: Final = "/page/"
+"""Redirects to the page, and the prefix of its files: the same for every caller, without data."""
 
 COOKIE: Final = "idlegpu-token"
 
@@ -58,8 +59,6 @@ class _AccessOutcome(StrEnum):
     """The API server did not answer."""
 
 
-_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-
 _OUTCOMES: Final = {
     401: _AccessOutcome.REFUSED,
     429: _AccessOutcome.BUSY,
@@ -74,7 +73,8 @@ class Access:
         is_open: whether requests need no token.
         namespaces: returns the namespaces whose pods may appear in answers.
         requests: counts requests by outcome.
-        hosts: allowed names in the Host header, lower case; empty for any.
+        hosts: allowed names in the Host header besides loopback addresses, lower case; empty for
+            any.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Access:
             open_paths: canonical paths of further routes that authenticate by themselves or return
                 no pod data.
         """
-        free = _OPEN_PATHS | frozenset(_PAGE_FILES) | frozenset(open_paths)
+        free = _OPEN_PATHS | _PAGE_PATHS | frozenset(open_paths)
         if self._hosts:
             free -= {routes.METRICS.path}  # it names nodes
 
@@ -112,7 +112,7 @@ class Access:
             resource = request.match_info.route.resource
             path = "" if resource is None else resource.canonical
             is_login = path == SESSION_PATH and request.method in {hdrs.METH_POST, hdrs.METH_DELETE}
-            if path in free or path.startswith(_PAGE_FILES[-1]) or is_login:
+            if path in free or path.startswith(_PAGE_FILES) or is_login:
                 return await handler(request)
             if self._hosts and not _is_for(request.headers.get(hdrs.HOST), self._hosts):
                 self._requests.labels(_AccessOutcome.WRONG_HOST).inc()
@@ -148,7 +148,7 @@ class Access:
             self._requests.labels(_AccessOutcome.NO_TOKEN).inc()
             raise AccessError(401, f"there is no token: {self.callers.advice()}")
         try:
-            caller = await self.callers.admit(token, request.remote or "")
+            caller = await self.callers.admit(token, request.remote)
         except AccessError as error:
             self._requests.labels(_OUTCOMES[error.status]).inc()
             raise
@@ -199,7 +199,7 @@ class Access:
             )
         if not self.is_open:
             try:
-                await self.callers.admit(token, request.remote or "")
+                await self.callers.admit(token, request.remote)
             except AccessError as error:
                 return _refusal(error)
         response = web.Response(status=204, headers=NOT_KEPT)
@@ -232,7 +232,7 @@ def make_access(
 
     # DNS rebinding: a web site can point its own name at this machine, and its page could then read
     # an open API on a loopback address. Checking the Host header prevents that.
-    hosts = {*_LOCAL_HOSTS, host, *settings.api.hosts} if is_open and is_loopback(host) else ()
+    hosts = ("localhost", *settings.api.hosts) if is_open and is_loopback(host) else ()
     return Access(
         client,
         settings.api,
@@ -274,7 +274,7 @@ def _is_for(host: str | None, hosts: Collection[str]) -> bool:
     if host is None:
         return True
     name = _without_port(host)
-    return name in hosts or (name != "localhost" and is_loopback(name))
+    return name in hosts or is_loopback(name)
 
 
 def _without_port(host: str) -> str:
@@ -290,7 +290,7 @@ def _wrong_host(request: web.Request, hosts: Collection[str]) -> web.Response:
     return error_answer(
         421,
         f"Host {request.headers.get(hdrs.HOST, '')[:80]!r} is not allowed here: "
-        f"must be one of {', '.join(sorted(hosts))}, or be named in api.hosts",
+        f"must be {', '.join(sorted(hosts))} or a loopback address, or be named in api.hosts",
     )
 
 

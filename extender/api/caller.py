@@ -6,6 +6,7 @@ by client address, and one for known users, by user name.
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections import Counter, OrderedDict
@@ -36,7 +37,6 @@ SESSION_PATH: Final = SESSION.path
 HEADER: Final = "X-Idlegpu-Token"
 """Header for a token sent through the API server's proxy, which does not forward Authorization."""
 
-_MAX_TOKEN: Final = 8192
 _MOST_CALLERS: Final = 1000
 _MOST_REFUSED: Final = 10_000
 _REFUSED_SECONDS: Final = 10.0
@@ -74,6 +74,9 @@ _GRACE: Final = 2.0
 
 _RETRY_SECONDS: Final = 1.0
 """Pause for a caller after the API server failed to answer."""
+
+_NEVER: Final = (False, -math.inf)
+"""A right that was not reviewed yet, and when."""
 
 _ReviewToken = Callable[[], Awaitable[User]]
 """Reviews the token and returns its user; raises TokenRefusedError or KubeError."""
@@ -116,10 +119,10 @@ class Caller:
         self._monotonic = monotonic
         self._reviewed_at = monotonic()
         self._rights: dict[str, tuple[bool, float]] = {}
-        self._learnt: tuple[frozenset[str] | None, float] = (None, float("-inf"))
+        self._learnt: tuple[frozenset[str] | None, float] = (None, -math.inf)
         """Namespaces whose rights are all known, and the time until which they are."""
         self._lock = asyncio.Lock()
-        self._silent_until = float("-inf")
+        self._silent_until = -math.inf
         self._silence = ""
 
     @property
@@ -160,7 +163,7 @@ class Caller:
         try:
             self.user = await self._review()
         except TokenRefusedError as error:
-            self._reviewed_at = float("-inf")
+            self._reviewed_at = -math.inf
             raise AccessError(401, f"the API server refuses the token: {error}") from error
         except KubeError as error:
             self._leave_alone(error)
@@ -192,8 +195,7 @@ class Caller:
 
     def _known_until(self, namespaces: Iterable[str]) -> float:
         """Return the time until which the rights for all these namespaces are known."""
-        never = (False, float("-inf"))
-        oldest = min((self._rights.get(name, never)[1] for name in namespaces), default=never[1])
+        oldest = min((self._rights.get(name, _NEVER)[1] for name in namespaces), default=-math.inf)
         return oldest + self._rights_seconds
 
     async def _review_rights(self, names: Iterable[str]) -> None:
@@ -219,12 +221,12 @@ class Caller:
 
     def _is_due(self, namespace: str) -> bool:
         now = self._monotonic()
-        _, at = self._rights.get(namespace, (False, float("-inf")))
+        _, at = self._rights.get(namespace, _NEVER)
         return now >= self._silent_until and now - at >= self._rights_seconds
 
     def _knows(self, namespace: str) -> bool:
         """Check whether a right is granted and not too old."""
-        allowed, at = self._rights.get(namespace, (False, float("-inf")))
+        allowed, at = self._rights.get(namespace, _NEVER)
         return allowed and self._monotonic() - at <= _GRACE * self._rights_seconds
 
 
@@ -262,12 +264,12 @@ class Callers:
             wait_seconds=REVIEW_TIMEOUT_SECONDS,
         )
 
-    async def admit(self, token: str, address: str) -> Caller:
+    async def admit(self, token: str, address: str | None) -> Caller:
         """Return the caller of a token, with its rights reviewed.
 
         Args:
             token: the bearer token.
-            address: address of the client.
+            address: address of the client, None if unknown.
 
         Raises:
             AccessError: the token is invalid or expired, or cannot be reviewed now.
@@ -295,9 +297,9 @@ class Callers:
         self._callers.pop(key, None)
         self._refused.put(key, (self._monotonic() + _REFUSED_SECONDS, cause))
 
-    async def _caller(self, token: str, address: str) -> Caller:
+    async def _caller(self, token: str, address: str | None) -> Caller:
         """Return the caller of a token from the cache or from a review."""
-        if len(token) > _MAX_TOKEN or not _TOKEN.fullmatch(token):
+        if not _TOKEN.fullmatch(token):
             raise AccessError(401, f"malformed token: {self.advice()}")
         key = token_key(token)
         caller = self._callers.get(key)
@@ -317,11 +319,11 @@ class Callers:
             next(key for key, caller in self._callers.items() if caller.name == heaviest)
         ]
 
-    async def _review_new(self, key: bytes, token: str, address: str) -> Caller:
+    async def _review_new(self, key: bytes, token: str, address: str | None) -> Caller:
         """Review a token that is not in the cache."""
         self._check_refused(key)
         try:
-            async with self._strangers.of(address):
+            async with self._strangers.of(address or ""):
                 # Another request with the same token may have finished its review by now.
                 known = self._callers.get(key)
                 if known is not None:
@@ -361,9 +363,9 @@ class Callers:
 
     def _check_refused(self, key: bytes) -> None:
         """Refuse a token that was refused less than `_REFUSED_SECONDS` ago."""
-        until, cause = self._refused.get(key) or (0.0, "")
-        if self._monotonic() < until:
-            raise AccessError(401, cause)
+        refused = self._refused.get(key)
+        if refused is not None and self._monotonic() < refused[0]:
+            raise AccessError(401, refused[1])
 
     async def _review(self, token: str) -> User:
         return await review_token(

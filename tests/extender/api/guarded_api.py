@@ -19,6 +19,7 @@ from testkit.webhook_requests import Client, MakeClient
 
 TOKEN = "token-of-alice"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
+OPEN_PATHS = ("/healthz", "/readyz", "/metrics", "/", "/page", "/page/app.js", "/webhook")
 
 
 @dataclass
@@ -63,7 +64,7 @@ async def guarded_api(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterat
             )
             app = web.Application(middlewares=[access.guard({"/webhook"})])
             app.add_routes(access.routes())
-            for path in ("/v1/pods", "/webhook", "/healthz", "/page/app.js"):
+            for path in ("/v1/pods", *OPEN_PATHS):
                 app.router.add_get(path, pods)
             app.router.add_get("/v1/late", late)
             return await aiohttp_client(app)

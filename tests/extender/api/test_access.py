@@ -1,21 +1,31 @@
 """Access control: permitted callers, visible pods, and requests to the API server."""
 
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from pydantic import ValidationError
 
 from extender.api import caller as callers
-from extender.api.access import _MAX_COOKIE, COOKIE, make_access
+from extender.api.access import _MAX_BODY, _MAX_COOKIE, COOKIE, make_access
 from extender.api.caller import _GRACE, _REFUSED_SECONDS, HEADER
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
 from testkit.webhook_requests import MakeClient
 from testkit.world import World
-from tests.extender.api.guarded_api import BEARER, TOKEN, GuardedApi, guarded_api, shown
+from tests.extender.api.guarded_api import (
+    BEARER,
+    OPEN_PATHS,
+    TOKEN,
+    GuardedApi,
+    guarded_api,
+    shown,
+)
 
 
 @pytest_asyncio.fixture
@@ -25,13 +35,18 @@ async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[G
 
 
 async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(
-    guarded: GuardedApi,
+    guarded: GuardedApi, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     guarded.reviewers.rights["alice"] = {"red"}
     client = await guarded.open()
 
-    assert await shown(client) == ["another pod", "red/b"]
-    assert guarded.count("admitted") == 1
+    for _ in range(2):
+        assert await shown(client) == ["another pod", "red/b"]
+    assert guarded.count("admitted") == 2
+    assert [vars(one)["user"] for one in caplog.records if "reads the API" in one.message] == [
+        "alice"
+    ]
 
 
 async def test_one_review_suffices_for_a_caller_who_may_list_all_pods(
@@ -83,7 +98,7 @@ async def test_health_and_page_files_need_no_token(
 
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     assert await shown(client) == ["blue/a", "red/b"]  # on the reused connection
-    for path in ("/healthz", "/page/app.js", "/webhook"):
+    for path in OPEN_PATHS:
         response = await client.get(path)
 
         assert response.status == 200
@@ -114,6 +129,8 @@ async def test_tokens_for_the_api_server_are_taken_where_that_is_set(guarded: Gu
     client = await guarded.open(audience="")
 
     assert await shown(client) == ["blue/a", "another pod"]
+    advice = await (await client.get("/v1/pods")).text()
+    assert "kubectl create token ACCOUNT makes one" in advice
 
 
 async def test_a_token_in_the_own_header_passes_where_a_proxy_keeps_the_other(
@@ -156,7 +173,7 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
 
 
 async def test_rights_that_cannot_be_reviewed_stay_valid_for_a_limited_time(
-    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(callers, "_TOKEN_SECONDS", 3600.0)
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
@@ -167,7 +184,12 @@ async def test_rights_that_cannot_be_reviewed_stay_valid_for_a_limited_time(
     guarded.now += callers._RIGHTS_SECONDS + 1
     assert await shown(client) == ["blue/a", "red/b"]
 
-    guarded.now += _GRACE * callers._RIGHTS_SECONDS
+    guarded.now += _GRACE * callers._RIGHTS_SECONDS - callers._RIGHTS_SECONDS - 2
+    assert await shown(client) == ["blue/a", "red/b"]
+    warned = [one for one in caplog.records if one.message == "cannot review a caller's rights"]
+    assert [vars(one)["user"] for one in warned] == ["alice"]  # once a minute
+
+    guarded.now += 1 + callers._RIGHTS_SECONDS
     assert await shown(client) == ["another pod", "another pod"]
 
 
@@ -184,7 +206,11 @@ async def test_no_new_caller_is_admitted_while_the_api_server_does_not_answer(
     assert guarded.count("unknown") == 1
 
 
-async def test_a_refused_token_is_not_reviewed_again_at_once(guarded: GuardedApi) -> None:
+async def test_a_refused_token_is_not_reviewed_again_at_once(
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "_REVIEWS_PER_SECOND", 0.001)  # so no further review has a slot
+    monkeypatch.setattr(callers, "_STRANGERS_SECONDS", 0.1)
     client = await guarded.open()
     stolen = {"Authorization": "Bearer stolen"}
 
@@ -193,8 +219,8 @@ async def test_a_refused_token_is_not_reviewed_again_at_once(guarded: GuardedApi
     assert guarded.reviewers.reviewed_tokens == ["stolen"]
 
     guarded.now += _REFUSED_SECONDS
-    await client.get("/v1/pods", headers=stolen)
-    assert guarded.reviewers.reviewed_tokens == ["stolen"] * 2
+    assert (await client.get("/v1/pods", headers=stolen)).status == 429  # it waits for a slot
+    assert guarded.count("busy") == 1
 
 
 async def test_rights_for_a_new_namespace_are_reviewed_before_its_pods_are_shown(
@@ -214,13 +240,20 @@ async def test_where_it_is_open_no_token_is_required(guarded: GuardedApi) -> Non
     response = await client.get("/v1/pods")
 
     assert (await response.json())["pods"] == ["blue/a", "red/b"]
+    session = await client.get("/v1/session")
+    assert await session.json() == {"user": None, "sees_all": True, "namespaces": []}
+    login = await client.post("/v1/session", json={"token": "unknown"})
+    assert login.status == 204
+    assert "Set-Cookie" not in login.headers
     assert guarded.reviewers.reviewed_tokens == []
+    assert guarded.count("open") == 2
 
 
 @pytest.mark.parametrize(
     ("proxies", "status"),
     [
         pytest.param(("127.0.0.0/8",), 200, id="from-the-proxy"),
+        pytest.param(("192.0.2.7", "127.0.0.0/8"), 200, id="from-one-of-its-networks"),
         pytest.param(("192.0.2.7", "2001:db8::/64"), 401, id="from-elsewhere"),
     ],
 )
@@ -230,6 +263,24 @@ async def test_requests_from_the_api_servers_proxy_need_no_token(
     client = await guarded.open(proxies=proxies)
 
     assert (await client.get("/v1/pods")).status == status
+    assert guarded.count("open" if status == 200 else "no-token") == 1
+
+
+async def test_a_client_without_an_address_is_not_the_proxy(
+    guarded: GuardedApi, tmp_path: Path
+) -> None:
+    app = (await guarded.open(proxies=("0.0.0.0/0", "::/0"))).app
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "socket")).start()
+    connector = aiohttp.UnixConnector(str(tmp_path / "socket"))
+
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.get("http://socket/v1/pods") as response,
+    ):
+        assert response.status == 401
+    await runner.cleanup()
 
 
 async def test_callers_token_limits_the_view_behind_the_proxy(guarded: GuardedApi) -> None:
@@ -255,12 +306,15 @@ async def test_token_is_kept_in_a_cookie_hidden_from_scripts(
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert "Path" not in cookie  # the path of the request: /v1, behind any proxy
+    assert "Max-Age" not in cookie
     reported = await client.get("/v1/session", headers={"Cookie": f"{COOKIE}={TOKEN}"})
     assert await reported.json() == {"user": "alice", "sees_all": False, "namespaces": ["red"]}
     assert reported.headers["Cache-Control"] == "no-store"
     seen = await client.get("/v1/pods", headers={"Cookie": f"{COOKIE}={TOKEN}"})
     assert (await seen.json())["pods"] == ["another pod", "red/b"]
+    client.session.cookie_jar.clear()
     gone = await client.delete("/v1/session")
+    assert gone.status == 204
     assert "Max-Age=0" in gone.headers["Set-Cookie"]
 
 
@@ -277,6 +331,11 @@ async def test_token_is_kept_in_a_cookie_hidden_from_scripts(
         pytest.param(
             b'{"token": "%b"}' % (b"x" * (_MAX_COOKIE + 1)), "application/json", 400, id="too-long"
         ),
+        pytest.param(
+            b'{"token": "%b"}' % (b"x" * _MAX_COOKIE), "application/json", 401, id="longest"
+        ),
+        pytest.param(b"[]".ljust(_MAX_BODY), "application/json", 401, id="longest-body"),
+        pytest.param(b"[]".ljust(_MAX_BODY + 1), "application/json", 413, id="body-too-long"),
     ],
 )
 async def test_an_invalid_token_is_not_cached(

@@ -11,6 +11,7 @@ import pytest_asyncio
 from aiohttp import StreamReader, web
 from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
+from extender.api import caller as callers
 from extender.api.access import Access
 from extender.api.caller import _REFUSED_SECONDS, _RETRY_SECONDS, SESSION_PATH, Caller
 from extender.kube.client import KubeError
@@ -38,6 +39,8 @@ class Server:
     reviews: int = 0
     requested: list[str] = field(default_factory=list)
     namespaces: frozenset[str] = NAMESPACES
+    at_once: int = 0
+    most_at_once: int = 0
 
     async def review(self) -> User:
         self.reviews += 1
@@ -50,7 +53,10 @@ class Server:
         return namespace == "blue"
 
     async def _answer(self) -> None:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0)
+        self.at_once -= 1
         if self.is_down:
             raise KubeError("cannot ask: out of order")
 
@@ -107,6 +113,7 @@ async def test_unchanged_namespaces_are_not_searched_again(server: Server, calle
     for _ in range(AT_ONCE):
         await caller.renew()
         await caller.learn({"red"})
+        await caller.learn(NAMESPACES)
 
     assert Counted.looked == looked
     assert len(server.requested) == 1 + len(NAMESPACES)
@@ -183,6 +190,52 @@ async def test_failed_token_review_is_not_repeated_at_each_request(
     server.now += _RETRY_SECONDS
     await caller.renew()
     assert server.reviews == 2
+
+
+async def test_rights_end_when_neither_they_nor_the_token_are_reviewed_again(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.is_down = True
+
+    server.now += 60.0
+    assert caller.sees("blue")
+    server.now += 0.5
+    assert not caller.sees("blue")
+
+    server.is_down = False
+    server.now += 59.5
+    await caller.learn(())  # reviews the rights alone
+    assert caller.sees("blue")
+    server.now += 0.5
+    assert not caller.sees("blue")
+
+
+async def test_only_some_rights_are_reviewed_at_once(server: Server, caller: Caller) -> None:
+    server.namespaces = frozenset(f"n-{number}" for number in range(2 * callers._PARALLEL))
+
+    await caller.renew()
+
+    assert len(server.requested) == 1 + 2 * callers._PARALLEL
+    assert server.most_at_once == callers._PARALLEL
+
+
+async def test_rights_for_too_many_namespaces_are_reviewed_in_part_and_not_all_kept(
+    server: Server, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "_MOST_NAMESPACES", 2)
+    server.namespaces = frozenset({"a", "b", "c"})
+
+    await caller.renew()
+    assert server.requested == [ALL_NAMESPACES, "a", "b"]
+    for _ in range(3):
+        await caller.renew()
+    assert server.requested == [ALL_NAMESPACES, "a", "b", "c"]
+
+    server.namespaces |= {"d"}
+    await caller.renew()
+    await caller.renew()
+    assert server.requested[4:] == ["d", ALL_NAMESPACES]  # too many: what is denied is forgotten
 
 
 @dataclass

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from extender.api.page import decision_feed
-from extender.api.page.decision_feed import _MOST_AT_ONCE, DecisionFeed
+from extender.api.page import broadcaster
+from extender.api.page.broadcaster import _MOST_AT_ONCE, DecisionFeed
 from extender.server.redaction import SEES_ALL, VIEWER, write_json
 from testkit.cards import IDLE
 from testkit.webhook_requests import names_request, pod
@@ -118,7 +118,7 @@ async def test_of_many_decisions_the_newest_are_reported_in_steps(
 async def test_the_oldest_pods_are_no_longer_awaited_if_there_are_too_many(
     world: World, feed: DecisionFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_feed, "_MOST_OPEN", 2)
+    monkeypatch.setattr(broadcaster, "_MOST_OPEN", 2)
     await decide(world, "one", "two", "three")
     batch_of(feed)
 
@@ -133,7 +133,7 @@ async def test_the_oldest_pods_are_no_longer_awaited_if_there_are_too_many(
 async def test_at_the_start_only_the_newest_pods_are_awaited(
     world: World, feed: DecisionFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_feed, "_MOST_OPEN", 2)
+    monkeypatch.setattr(broadcaster, "_MOST_OPEN", 2)
     await decide(world, "one", "two", "three")
     feed.start()
     await decide(world, "four")
