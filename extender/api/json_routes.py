@@ -1,6 +1,5 @@
 """Routes of the JSON API: nodes, GPUs, the best nodes for a pod, and GPU pods with their cost."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -36,7 +35,7 @@ from extender.insight.usage import CostRoutes, UsageRecord
 from extender.insight.views import gpus_of, node_views, node_with_gpus, verdict_view
 from extender.insight.what_if import NO_ROOM, STRANDED, SizeRoute, WhatIf, why_closed
 from extender.placement.placer import Placer
-from extender.runtime.cooperative import run_in_steps
+from extender.runtime.cooperative import run_in_steps, yield_to_loop
 from extender.runtime.metrics import Metrics
 from extender.server.json_api import (
     QueryError,
@@ -293,7 +292,7 @@ class FleetRoutes:
                     rejected[node] = reason
                 else:
                     open_nodes.append(node)
-            await asyncio.sleep(0)
+            await yield_to_loop()
         decision = await run_in_steps(self._placer.guess_in_steps(request, open_nodes))
         for at in np.flatnonzero(decision.codes).tolist():
             rejected[decision.candidates[at]] = Code(decision.codes[at]).text

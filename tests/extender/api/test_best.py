@@ -6,12 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from extender.api import json_routes
+from extender.core.decision.verdicts import NodeVerdict
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps
-from extender.insight.what_if import STRANDED, TAINTED
-from testkit.api_requests import get, strict
+from extender.insight.what_if import NO_ROOM, STRANDED, TAINTED
+from testkit.api_requests import decide, get, strict
 from testkit.builders import GPU
 from testkit.cards import IDLE
 from testkit.webhook_requests import Client, MakeClient
@@ -60,11 +62,52 @@ async def test_best_counts_gpus_of_each_requested_model(world: World, client: Cl
     cards = sum(record.allocatable.get(GPU, 0) for record in world.fleet.nodes.values())
 
     answer = await get(client, "/v1/best", model="H100,T4")
+    held = sum(node["resources"][GPU]["held"] for node in (await get(client, "/v1/nodes"))["nodes"])
 
-    assert set(answer["models"]) == {"H100", "T4"}
-    assert answer["models"]["T4"] == {"gpus": 0, "held": 0, "free": 0, "stranded": 0}
-    assert cards - 2 > answer["models"]["H100"]["free"] > 0
-    assert answer["models"]["H100"]["gpus"] == cards
+    assert answer["models"] == {
+        "H100": {"gpus": cards, "held": held, "free": cards - held, "stranded": 0},
+        "T4": {"gpus": 0, "held": 0, "free": 0, "stranded": 0},
+    }
+    assert cards > held > 2
+
+
+async def test_best_counts_pods_that_were_just_placed(client: Client) -> None:
+    assert (await get(client, "/v1/best", gpus="2"))["feasible"] == 1
+
+    await decide(client, "idle", name="just-placed", gpus=2)
+
+    assert (await get(client, "/v1/best", gpus="2"))["rejected"]["idle"] == NO_ROOM
+    assert [one["node"] for one in (await get(client, "/v1/best", gpus="1"))["best"]] == ["idle"]
+
+
+async def test_best_without_nodes_has_no_models(aiohttp_client: MakeClient) -> None:
+    client = await aiohttp_client(World().build_app())
+
+    assert (await get(client, "/v1/best", model="H100")) == {
+        "best": [],
+        "feasible": 0,
+        "rejected": {},
+        "models": {},
+    }
+
+
+async def test_a_node_that_is_removed_while_nodes_are_listed_has_no_stranded_gpus(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add({"sure": [IDLE] * 3})
+    explain = world.placer.explain_nodes
+
+    def explain_nodes(request: GpuRequest, nodes: list[str]) -> tuple[NodeVerdict, ...]:
+        verdicts = explain(request, nodes)
+        for node in nodes:
+            world.fleet.remove_node(node)
+        return verdicts
+
+    monkeypatch.setattr(world.placer, "explain_nodes", explain_nodes)
+
+    answer = await get(client, "/v1/best", gpus="1")
+
+    assert {one["node"]: one["stranded"] for one in answer["best"]} == {"idle": 0, "sure": 0}
 
 
 async def test_best_counts_stranded_gpus_apart_from_room(world: World, client: Client) -> None:

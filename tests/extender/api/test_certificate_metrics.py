@@ -59,5 +59,9 @@ def test_the_earliest_expiry_of_several_certificates_counts(tmp_path: Path) -> N
 
 def test_missing_and_unused_certificates_are_left_out(tmp_path: Path) -> None:
     assert certificate_ends(Settings()) == {}
+    issue(tmp_path)
+    own = settings_for(tmp_path)
+    agents = Agents(listen="127.0.0.1:9401", cert_file=own.cert_file, key_file=own.key_file)
+    assert set(certificate_ends(Settings(agents=agents))) == {"agents"}
     gone = Agents(listen="127.0.0.1:9401", cert_file=tmp_path / "gone", key_file=tmp_path / "gone")
     assert certificate_ends(Settings(agents=gone)) == {}

@@ -1,13 +1,24 @@
 import json
+from collections.abc import Iterable
+from typing import Final
 
 import pytest
+from aiohttp import web
 
+from extender.answers import routes
+from extender.api.json_routes import FleetRoutes, PodRoutes
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.policy import Prices
+from extender.settings.config import Settings
 from testkit.api_requests import decide, get
 from testkit.builders import GIB, GPU
 from testkit.cards import CARD_BYTES, IDLE
 from testkit.others import SeesTeam
 from testkit.webhook_requests import Client, MakeClient, names_request, pod
 from testkit.world import World
+
+SPOT_LABEL: Final = "karpenter.sh/capacity-type"
+
 
 # --- nodes and GPUs -------------------------------------------------------------------------------
 
@@ -140,6 +151,38 @@ async def test_many_nodes_are_listed_whole(world: World, client: Client) -> None
 
     assert len((await get(client, "/v1/nodes"))["nodes"]) == 104
     assert len((await get(client, "/v1/gpus"))["gpus"]) == 108
+
+
+def test_every_route_of_the_api_has_a_handler(world: World) -> None:
+    def paths(of: Iterable[web.RouteDef]) -> set[str]:
+        return {one.path for one in of}
+
+    fleet = FleetRoutes(world.fleet, world.placer, lambda: world.resources)
+    served = paths((*fleet.routes(), *world.why.routes(), *fleet.decisions.routes()))
+    own_class = {"/v1/advice", "/v1/bypassed", "/v1/regret", "/v1/session"}
+
+    listed = {one.path for one in vars(routes).values() if isinstance(one, routes.Route)}
+    assert {one for one in listed if one.startswith("/v1/")} - served == own_class
+    assert paths(world.why.peer_routes()) == {"/v1/peers/explain", "/v1/peers/last"}
+
+
+def test_prices_are_those_of_the_latest_settings(world: World) -> None:
+    priced = PodRoutes(
+        world.placer,
+        lambda: world.resources,
+        world.clock,
+        prices=Prices(entries={"H100": 2.0}, spot_share=0.5),
+    )
+    plain, spot = NodeRecord(name="n"), NodeRecord(name="n", labels={SPOT_LABEL: "spot"})
+
+    def prices() -> list[float | None]:
+        return [priced.holders.prices.of("H100", node) for node in (plain, spot)]
+
+    assert prices() == [2.0, 1.0]
+    priced.adopt(Settings(prices={"H100": 4.0}, spot_share=0.25))
+    assert prices() == [4.0, 1.0]
+    priced.set_prices({"H100": 3.0})
+    assert prices() == [3.0, 3.0]
 
 
 async def test_a_head_request_has_no_body(client: Client) -> None:
