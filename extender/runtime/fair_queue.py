@@ -1,6 +1,7 @@
 """Limit concurrent requests fairly: waiting callers are served round robin."""
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ class FairQueue:
         self.per_second = per_second
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._taken = 0
-        self._due_at = 0.0
+        self._due_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager

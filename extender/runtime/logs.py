@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from logging.handlers import QueueHandler, QueueListener
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -70,7 +71,7 @@ class _BackgroundHandler(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         """Queue a formatted line; drop it if the queue is full."""
         try:
-            self._report_dropped(0)
+            self._report_dropped(self.queue.put_nowait)
             self.queue.put_nowait(record)
         except queue.Full:
             self._dropped += 1
@@ -80,18 +81,18 @@ class _BackgroundHandler(QueueHandler):
         """Write the queued lines within `_CLOSE_SECONDS`, and stop the thread."""
         deadline = monotonic() + _CLOSE_SECONDS
         with contextlib.suppress(queue.Full):
-            self._report_dropped(_CLOSE_SECONDS)
+            self._report_dropped(partial(self.queue.put, timeout=_CLOSE_SECONDS))
         while self.queue.unfinished_tasks and monotonic() < deadline:
             sleep(_POLL_SECONDS)
         if not self.queue.unfinished_tasks:  # else the stream is blocked: `stop` would wait for it
             self._writer.stop()
         super().close()
 
-    def _report_dropped(self, seconds: float) -> None:
+    def _report_dropped(self, put: Callable[[logging.LogRecord], None]) -> None:
         """Queue a line with the number of dropped lines, if there are any.
 
         Args:
-            seconds: longest wait for room in the queue.
+            put: puts a line into the queue, and may wait for room.
 
         Raises:
             Full: the queue has no room.
@@ -99,7 +100,7 @@ class _BackgroundHandler(QueueHandler):
         if self._dropped:
             text = "log lines dropped: they came faster than they were read: %d"
             about = (__name__, logging.WARNING, __file__, 0, text, (self._dropped,), None)
-            self.queue.put(self.prepare(logging.LogRecord(*about)), bool(seconds), seconds)
+            put(self.prepare(logging.LogRecord(*about)))
             self._dropped = 0
 
 

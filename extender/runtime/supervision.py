@@ -41,7 +41,7 @@ async def keep(
         fatal: exceptions that are raised and not retried: an address that is in use.
     """
     clock = asyncio.get_running_loop().time
-    FAULTS[name] += 0  # rate() sees the first failure only if the series existed before
+    FAULTS.setdefault(name, 0)  # rate() sees the first failure only if the series existed before
     seconds = _FIRST_SECONDS
     while True:
         started = clock()

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,6 +151,94 @@ async def test_memory_is_returned_after_some_time_without_requests(
         assert not given
         is_quiet = True
         await eventually(lambda: given)
+
+
+async def test_all_free_memory_is_returned_at_once_on_demand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr(native_memory, "give_back", lambda: given.append(True))
+
+    garbage(lambda: False).tidy()
+    gc.unfreeze()
+
+    assert given == [True]
+
+
+class Schedule:
+    """Times of collections and of returns of memory, on the clock of the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.searches: list[float] = []
+        self.whole: list[float] = []
+        self.trims: list[float] = []
+        names = {
+            "isenabled": lambda: True,
+            "enable": lambda: None,
+            "disable": lambda: None,
+            "freeze": lambda: None,
+            "unfreeze": lambda: self.whole.append(self.clock()),
+            "collect": lambda: self.searches.append(self.clock()),
+            "get_count": lambda: (0, 0, 0),
+        }
+        clocks = {"monotonic": self.clock, "perf_counter": self.clock}
+        monkeypatch.setattr(gc_control, "gc", SimpleNamespace(**names))
+        monkeypatch.setattr(gc_control, "time", SimpleNamespace(**clocks))
+        monkeypatch.setattr(native_memory, "give_back", lambda: self.trims.append(self.clock()))
+
+
+@pytest.mark.looptime
+async def test_without_requests_each_kind_of_collection_runs_when_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    schedule = Schedule(monkeypatch)
+    limit(look_seconds=1.0, pause_seconds=10.0, trim_seconds=30.0, thorough_seconds=100.0)
+
+    async with running(GcControl(lambda: True, lambda _: True)):
+        await asyncio.sleep(205.5)
+        whole = list(schedule.whole)
+
+    assert whole == [100.0, 200.0]
+    # The quick one waits for a look after the whole one.
+    assert schedule.searches == [*range(10, 100, 10), 100, 101, *range(111, 200, 10), 200, 201]
+    assert schedule.trims == [30.0, 60.0, 90.0, 120.0, 150.0, 180.0]
+
+
+@pytest.mark.looptime
+async def test_with_requests_at_all_times_collections_wait_for_the_end_of_patience(
+    monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    schedule = Schedule(monkeypatch)
+    limit(look_seconds=1.0, pause_seconds=10.0, patience_seconds=20.0, trim_seconds=30.0)
+    limit(thorough_seconds=100.0, thorough_patience_seconds=50.0)
+
+    async with running(GcControl(lambda: False, lambda _: False)):
+        await asyncio.sleep(155.5)
+        whole = list(schedule.whole)
+
+    assert whole == [150.0]
+    assert schedule.searches == [30.0, 60.0, 90.0, 120.0, 150.0, 151.0]
+    assert not schedule.trims
+
+
+@pytest.mark.looptime
+async def test_a_whole_collection_waits_for_half_a_minute_without_requests(
+    monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    schedule = Schedule(monkeypatch)
+    limit(look_seconds=1.0, pause_seconds=1e6, trim_seconds=1e6, thorough_seconds=10.0)
+    quiet: list[float] = []
+
+    def is_quiet(seconds: float) -> bool:
+        quiet.append(seconds)
+        return len(quiet) > 3
+
+    async with running(GcControl(lambda: True, is_quiet)):
+        await asyncio.sleep(15.5)
+
+    assert schedule.searches == [13.0]
+    assert set(quiet) == {30.0}
 
 
 @pytest.mark.usefixtures("limit")

@@ -61,6 +61,7 @@ def test_all_lines_are_written_in_order_by_the_end() -> None:
     handler.close()
 
     assert events(stream) == [f"line {number}" for number in range(1000)]
+    assert handler._writer._thread is None
 
 
 def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
@@ -99,6 +100,25 @@ def test_lines_that_are_not_read_are_dropped_and_counted(
         "log lines dropped: they came faster than they were read: 2",
         "read again",
     ]
+
+
+def test_closing_waits_for_a_blocked_reader_only_for_a_while(
+    stream: SlowStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_CLOSE_SECONDS", 0.05)
+    logger, handler = log_to(stream)
+    logger.warning("held")
+    assert stream.is_full.wait(DEADLINE_SECONDS)
+    writer = handler._writer._thread
+
+    handler.close()  # returns although the reader has stopped
+
+    assert writer is not None
+    assert writer.is_alive()  # it writes the line if the reader continues
+    stream.reads.set()
+    handler.close()
+    assert events(stream) == ["held"]
+    assert not writer.is_alive()
 
 
 def test_a_stream_that_is_gone_ends_nothing() -> None:

@@ -108,7 +108,7 @@ def test_an_extra_field_never_replaces_one_of_the_line() -> None:
     ],
 )
 def test_odd_values_are_written_somehow(value: object, shown: object) -> None:
-    assert as_json(value=value)["value"] == shown
+    assert json.dumps(as_json(value=value)["value"]) == json.dumps(shown)
     assert "value=" in TextFormatter().format(record(value=value))
 
 
@@ -159,6 +159,32 @@ def test_a_traceback_is_one_field() -> None:
     assert str(line["traceback"]).endswith("base 10: 'broken'")
 
 
+def test_a_stack_is_written_with_the_traceback() -> None:
+    made = record("failed")
+    made.stack_info = "Stack (most recent call last):"
+
+    assert parse(JsonFormatter().format(made))["traceback"] == made.stack_info
+    assert TextFormatter().format(made).endswith(f"failed\n{made.stack_info}")
+
+
+def test_what_another_formatter_left_in_a_record_is_not_written() -> None:
+    made = record()
+    logging.Formatter("%(asctime)s %(message)s").format(made)
+
+    assert as_json() == parse(JsonFormatter().format(made))
+
+
+def test_values_that_json_cannot_express_are_cut_below_a_depth() -> None:
+    value: object = "deepest"
+    for _ in range(9):
+        value = {"\ud800": [value]}
+
+    line = JsonFormatter().format(record(value=value))
+
+    assert line.count("{") + line.count("[") > 8
+    assert "'deepest'" in line  # as the repr of the inner part
+
+
 def test_a_message_whose_arguments_do_not_fit_is_still_written() -> None:
     made = record("%d nodes")
     made.args = ("three",)
@@ -173,7 +199,8 @@ def test_a_line_of_text_is_for_people() -> None:
 
 
 def test_configured_logs_go_to_one_stream_from_their_level_on(stream: io.StringIO) -> None:
-    configure(LogLevel.INFO, LogFormat.JSON, stream)
+    before = io.StringIO()
+    configure(LogLevel.DEBUG, LogFormat.TEXT, before)
     configure(LogLevel.INFO, LogFormat.JSON, stream)
 
     logging.getLogger("extender.test").debug("hidden")
@@ -184,6 +211,21 @@ def test_configured_logs_go_to_one_stream_from_their_level_on(stream: io.StringI
 
     events = [parse(line)["event"] for line in stream.getvalue().splitlines()]
     assert events == ["shown", "odd request"]
+    assert not before.getvalue()
+
+
+@pytest.mark.parametrize("level", LogLevel)
+def test_each_level_is_the_lowest_that_is_written(stream: io.StringIO, level: LogLevel) -> None:
+    configure(level, LogFormat.TEXT, stream)
+
+    for one in LogLevel:
+        logging.getLogger("extender.test").log(logging.getLevelNamesMapping()[one.upper()], one)
+        logging.getLogger("asyncio").log(logging.getLevelNamesMapping()[one.upper()], "of asyncio")
+
+    levels = [*LogLevel]
+    written = [line.split()[-1] for line in stream.getvalue().splitlines()]
+    assert [one for one in written if one != "asyncio"] == levels[levels.index(level) :]
+    assert written.count("asyncio") == min(2, len(levels) - levels.index(level))
 
 
 def test_warnings_of_python_become_log_lines(stream: io.StringIO) -> None:
@@ -225,6 +267,13 @@ def test_a_line_as_long_as_the_limit_is_written_whole() -> None:
     assert line(most).endswith(" " + "x" * most)
     assert " ... 1 characters ... " in line(most + 1)
 
+    def json_line(length: int) -> str:
+        return JsonFormatter().format(record("event", pod="x" * length))
+
+    most = 32_768 - len(json_line(0))
+    assert parse(json_line(most))["pod"] == "x" * most
+    assert " characters ... " in json_line(most + 1)
+
 
 class Clock:
     now = 0.0
@@ -252,6 +301,16 @@ def test_the_number_of_different_lines_is_limited() -> None:
     assert [throttle.due(thing) for thing in range(1000, 2000)][:2] == [990, 0]
     clock.now = 120.0
     assert sum(throttle.due(thing) is not None for thing in range(2000, 3000)) == 10
+
+
+def test_lines_skipped_since_a_forgotten_one_are_counted_with_the_next() -> None:
+    clock = Clock()
+    throttle = LogThrottle(60.0, 1, clock)
+
+    assert [throttle.due("a") for _ in range(3)] == [0, None, None]
+    assert throttle.due("b") is None
+    clock.now = 60.0
+    assert throttle.due("c") == 3
 
 
 def test_a_library_writes_equal_warnings_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -104,6 +104,21 @@ async def test_metrics_have_each_verb_with_each_outcome(fresh: Extender) -> None
     assert seen == {(verb, outcome) for verb in _VERBS for outcome in RequestOutcome}
 
 
+async def test_messages_of_replicas_have_a_series_for_each_result_before_the_first(
+    fresh: Extender,
+) -> None:
+    (messages,) = fresh.metrics.peer_messages.collect()
+    (peers,) = fresh.metrics.peers.collect()
+
+    assert {(one.labels["direction"], one.labels["outcome"]) for one in messages.samples} == {
+        ("sent", "taken"),
+        ("sent", "failed"),
+        ("received", "taken"),
+        ("received", "refused"),
+    }
+    assert {one.labels["state"] for one in peers.samples} == {"known", "answering"}
+
+
 async def test_faults_have_a_series_wherever_they_may_happen(fresh: Extender) -> None:
     (family,) = fresh.metrics.faults.collect()
 

@@ -2,6 +2,7 @@
 
 import mmap
 import platform
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -11,6 +12,24 @@ from extender.runtime.native_memory import give_back, prefer_small
 
 def test_memory_is_given_back_wherever_that_can_be() -> None:
     give_back()
+
+
+def test_malloc_is_told_to_keep_no_memory_and_to_use_one_arena(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libc = Mock()
+    monkeypatch.setattr(native_memory, "_libc", lambda: libc)
+
+    prefer_small()
+    give_back()
+
+    # M_MMAP_THRESHOLD and M_ARENA_MAX in glibc's malloc.h
+    assert libc.mock_calls == [call.mallopt(-3, 1 << 20), call.mallopt(-8, 1), call.malloc_trim(0)]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
+def test_glibc_is_recognized() -> None:
+    assert native_memory._libc() is not None
 
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,20 @@
 """A background task that fails is restarted, without an effect on others."""
 
 import asyncio
+import gc
 import logging
 from itertools import pairwise
 
 import pytest
 
-from extender.runtime.supervision import _FIRST_SECONDS, _MOST_SECONDS, FAULTS, Tasks, keep
+from extender.runtime.supervision import (
+    _FIRST_SECONDS,
+    _HEALTHY_SECONDS,
+    _MOST_SECONDS,
+    FAULTS,
+    Tasks,
+    keep,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -38,6 +46,34 @@ async def test_failing_task_restarts_with_growing_pauses(
     assert waits == [_FIRST_SECONDS, 2, 4, 8, 16, *[_MOST_SECONDS] * 4]
     assert FAULTS["failing"] - before == 9
     assert len(caplog.records) == 1  # however often
+
+
+async def test_a_task_has_a_series_before_its_first_failure() -> None:
+    FAULTS.pop("sound", None)
+
+    await keep("sound", lambda: asyncio.sleep(0))
+
+    assert dict(FAULTS)["sound"] == 0
+
+
+@pytest.mark.parametrize(
+    ("run_seconds", "pause_seconds"), [(_HEALTHY_SECONDS, 1), (_HEALTHY_SECONDS - 1, 2)]
+)
+async def test_the_pause_is_short_again_after_a_minute_without_a_failure(
+    run_seconds: float, pause_seconds: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    started: list[float] = []
+
+    async def run() -> None:
+        started.append(loop.time())
+        await asyncio.sleep(run_seconds if len(started) == 2 else 0)
+        if len(started) < 3:
+            raise KeyError
+
+    await keep("recovered", run)
+
+    assert started[2] - started[1] - run_seconds == pytest.approx(pause_seconds)
 
 
 async def test_long_running_task_restarts_soon() -> None:
@@ -124,7 +160,9 @@ async def test_fatal_error_of_a_task_ends_all_tasks() -> None:
 
 
 @pytest.mark.parametrize("is_grouped", [True, False])
-async def test_task_that_fails_while_cancelled_ends_anyway(*, is_grouped: bool) -> None:
+async def test_task_that_fails_while_cancelled_ends_anyway(
+    caplog: pytest.LogCaptureFixture, *, is_grouped: bool
+) -> None:
     child: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait() -> None:
@@ -148,3 +186,5 @@ async def test_task_that_fails_while_cancelled_ends_anyway(*, is_grouped: bool) 
 
     await asyncio.wait([task], timeout=10 * _MOST_SECONDS)
     assert task.cancelled()
+    gc.collect()
+    assert not caplog.messages  # asyncio logs an exception that nobody has read
