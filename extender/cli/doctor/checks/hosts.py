@@ -185,7 +185,7 @@ def _unlike_kubelet(facts: Facts) -> Iterator[Problem]:
     for node in facts.nodes or ():
         labels, name = labels_of(node), name_of(node)
         for label, words in ((POLICY_LABEL, POLICIES), (SCOPE_LABEL, SCOPES)):
-            if labels.get(label, words[0]) not in words:
+            if labels.get(label) not in {None, *words}:
                 unknown[name] = (
                     f"{name}: {label}={labels[label]}, must be one of {', '.join(words)}"
                 )

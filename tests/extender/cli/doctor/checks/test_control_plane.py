@@ -50,8 +50,12 @@ def test_placeholder_is_found_without_the_service() -> None:
     name = calling("https://idlegpu-extender.idlegpu.svc:8888", known=False)
 
     assert severities("IG010", placeholder) == ["error"]
+    assert "clusterIP: unknown" in evidence("IG010", placeholder)
     assert "Services of the extender" in not_run(address)["IG010"]
     assert "IG010" not in not_run(name)
+    assert "IG010" not in not_run(Facts(at=NOW, schedulers=(scheduler(),)))
+    both = Facts(at=NOW, schedulers=(address.schedulers or ()) + (name.schedulers or ()))
+    assert "IG010" in not_run(both)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,12 @@ def test_versions_that_kubernetes_does_not_support_are_found(
     facts = Facts(at=NOW, pods=(second_scheduler(version),), version=server)
 
     assert severities("IG011", facts) == severity
+    relation = {
+        "error": "newer than the API server",
+        "warning": "more than one minor version older",
+    }
+    for finding in found("IG011", facts):
+        assert relation[str(finding.severity)] in finding.what
 
 
 def test_a_pod_that_ended_does_not_count() -> None:
@@ -111,7 +121,13 @@ def test_a_second_scheduler_leaves_the_batching_of_the_first_on() -> None:
 
 @pytest.mark.parametrize("pods", [(), (kube_scheduler("v1.36.2-rke2r1-build20260601"),)])
 @pytest.mark.parametrize(
-    ("version", "severity"), [("v1.36.2+k3s1", ["info"]), ("v1.34.9+rke2r1", []), ("v1.37.2", [])]
+    ("version", "severity"),
+    [
+        ("v1.36.2+k3s1", ["info"]),
+        ("v1.35.0+rke2r1", ["info"]),
+        ("v1.34.9+rke2r1", []),
+        ("v1.37.2", []),
+    ],
 )
 def test_the_kube_scheduler_of_k3s_and_rke2_has_the_api_servers_version(
     pods: tuple[Any, ...], version: str, severity: list[str]
@@ -121,4 +137,26 @@ def test_the_kube_scheduler_of_k3s_and_rke2_has_the_api_servers_version(
     facts = at(pods=pods, version=version)
 
     assert severities("IG012", facts) == severity
-    assert ("API server: v1.36.2+k3s1" in evidence("IG012", facts)) == bool(severity)
+    assert (f"API server: {version}" in evidence("IG012", facts)) == bool(severity)
+
+
+@pytest.mark.parametrize("profiles", [[], [{}], ["other", "default-scheduler"]])
+def test_a_profile_without_a_name_is_the_default_schedulers(profiles: list[object]) -> None:
+    one = scheduler(entry(), profiles=profiles)
+    facts = Facts(at=NOW, schedulers=(one,), pods=(kube_scheduler("v1.37.2"),))
+
+    assert severities("IG012", facts) == ["info"]
+
+
+def test_a_second_schedulers_version_and_options_do_not_count() -> None:
+    off = "--feature-gates=OpportunisticBatching=false"
+    second = second_scheduler("v1.37.2", command=[off])
+    rke2 = kube_scheduler("v1.36.2", off)
+    rke2["spec"]["containers"][0]["image"] = "rancher/hardened-kubernetes:v1.36.2-rke2r1"
+
+    assert found("IG012", at(pods=(second_scheduler("v1.37.2"),), version="v1.37.2")) == []
+    assert severities("IG012", at(pods=(second,), version="v1.36.2+k3s1")) == ["info"]
+    assert found("IG012", at(pods=(rke2,), version="v1.36.2+rke2r1")) == []
+    both = (rke2, kube_scheduler("v1.36.2"))
+    both[1]["spec"]["containers"][0]["image"] = "rancher/hardened-kubernetes:v1.36.2-rke2r1"
+    assert found("IG012", at(pods=both, version="v1.36.2+rke2r1")) == []

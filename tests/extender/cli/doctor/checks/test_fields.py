@@ -170,3 +170,59 @@ def test_the_fields_are_those_that_the_extender_reads() -> None:
         read = {metric.name for metric in DEFAULT_METRICS if metric.signal is signals[field]}
         assert set(names) == read
     assert set(_XIDS) == {m.name for m in DEFAULT_METRICS if m.signal is Signal.XID}
+
+
+def test_evidence_says_where_a_field_is_missing() -> None:
+    assert evidence("IG101", scraped(UTIL, ENGINE, USED, FREE, TENSOR)).splitlines()[0] == (
+        f"not exported: memory interface activity ({DRAM} or DCGM_FI_PROF_DRAM_UTIL_RATIO or "
+        "dcgm_fi_prof_dram_active)"
+    )
+    nowhere = Facts(at=NOW, exporter=(sample(UTIL, 0.0, uuid="GPU-0"), sample(USED, UUID="GPU-1")))
+    assert "activity (" in evidence("IG101", nowhere)
+    assert ": 1 GPUs of ?" in evidence("IG101", nowhere)
+    foreign = Facts(at=NOW, exporter=(sample("up"),))
+    assert evidence("IG101", foreign).endswith("exported: no field of DCGM")
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "missing"),
+    [
+        ((ENGINE, USED, FREE, TENSOR, DRAM), {}, "GPU utilization"),
+        ((ENGINE, FREE, TENSOR, DRAM), {"GPU_I_ID": "7"}, "memory used"),
+    ],
+    ids=["a whole card without it", "an instance without its memory"],
+)
+def test_only_instances_need_no_utilization_and_nothing_else(
+    names: tuple[str, ...], labels: dict[str, str], missing: str
+) -> None:
+    assert f"not exported: {missing} (" in evidence("IG101", scraped(*names, **labels))
+
+
+def test_one_card_without_activity_is_an_error_whatever_the_others_lack() -> None:
+    instance = scraped(UTIL, USED, FREE, TENSOR, DRAM, GPU_I_ID="7").exporter or ()
+    whole = [
+        sample(name, 0.0, UUID="GPU-1", Hostname="node-1")
+        for name in (UTIL, ENGINE, USED, FREE, TENSOR)
+    ]
+    facts = Facts(at=NOW, exporter=(*instance, *whole))
+
+    assert severities("IG101", facts) == ["error"]
+    assert "there are MIG instances" in evidence("IG101", facts)
+
+
+def test_the_remedy_names_the_fields_of_the_missing_readings() -> None:
+    activity = device(0, utilization_ratio=None, gpu_instance_id="7")
+    memory = device(memory_used_ratio=None) | {"index": None}
+    one, other = found("IG101", Facts(at=NOW, devices=(activity, memory)))
+
+    assert one.evidence == ("no activity: node-1::0/7",)
+    assert one.remedy.startswith(f"have dcgm-exporter export {UTIL}, {ENGINE}: ")
+    assert other.evidence == ("no memory: node-1::?",)
+    assert other.remedy.startswith(f"have dcgm-exporter export {USED}, {FREE}: ")
+
+
+def test_only_files_with_counters_are_named() -> None:
+    assert evidence("IG101", counting(UTIL, ENGINE)) == (
+        "ConfigMap gpu-operator/counters metrics: 2 counters, not DCGM_FI_DEV_XID_ERRORS or "
+        "DCGM_FI_DEV_XID_ERROR or DCGM_EXP_XID_ERRORS_COUNT"
+    )

@@ -112,3 +112,35 @@ def test_groups_on_nodes_without_any_topology_are_named() -> None:
 )
 def test_all_is_well(facts: Facts) -> None:
     assert found("IG305", facts) == []
+
+
+def test_the_last_free_gpu_counts_and_an_overcommitted_node_counts_no_more_than_it_has() -> None:
+    last = filled(needing("web", "62"), needing("train", "1", gpus=7))
+    beyond = filled(needing("web", "80"), needing("train", "1", gpus=8))
+    short = filled(needing("web", "80"))
+
+    assert "1 of 1 free GPUs cannot be used" in evidence("IG207", last)
+    assert found("IG207", beyond) == []
+    assert "8 of 8 free GPUs cannot be used" in evidence("IG207", short)
+
+
+@pytest.mark.parametrize("offered", [{GPU: "8"}, {GPU: "8", "cpu": "64"}])
+def test_a_node_whose_cpu_or_memory_is_unknown_is_not_judged(offered: dict[str, str]) -> None:
+    web = needing("web", "60")
+
+    assert found("IG207", Facts(at=NOW, nodes=(node(capacity=offered),), pods=(web,))) == []
+
+
+@pytest.mark.parametrize(
+    ("taints", "is_found"),
+    [
+        ([{**TAINT, "effect": "NoExecute"}], False),
+        ([{"key": "team", "effect": "NoSchedule"}, TAINT], False),
+        ([{**TAINT, "effect": "PreferNoSchedule"}], True),
+        ([{"key": "team", "effect": "NoSchedule"}], True),
+    ],
+)
+def test_only_a_taint_for_gpus_keeps_other_pods_out(
+    taints: list[dict[str, str]], is_found: bool
+) -> None:
+    assert bool(found("IG207", filled(needing("web", "60"), taints=taints))) is is_found

@@ -258,3 +258,112 @@ def test_instances_called_gpus_that_are_alike_are_well(
     assert found("IG205", at(one, devices=shown)) == []
     assert found("IG107", at(one, devices=shown)) == []
     assert found("IG202", at(one, devices=shown)) == []
+
+
+# --- remedies, and evidence of odd values ---------------------------------------------------------
+
+
+def test_remedies_depend_on_whether_the_pod_is_there() -> None:
+    bare_node = node(capacity={})
+    plugin = pod("nvidia-device-plugin-x", phase="Pending")
+    (without,), (broken,) = (found("IG201", at(bare_node, *pods)) for pods in ((), (plugin,)))
+    assert without.remedy.startswith("helm upgrade -i nvdp")
+    assert broken.remedy.startswith("kubectl -n team logs nvidia-device-plugin-x")
+
+    (without,), (broken,) = (
+        found("IG204", at(MPS, *pods)) for pods in ((), (pod(DAEMON, ready=False),))
+    )
+    assert without.remedy == (
+        "kubectl label node node-1 nvidia.com/mps.capable=true --overwrite, because its DaemonSet "
+        "selects by this label"
+    )
+    assert broken.remedy.startswith(f"kubectl -n team logs {DAEMON}")
+    assert "mps.capable" not in broken.remedy
+
+
+@pytest.mark.parametrize("name", ["dra-driver-nvidia-gpu-x", "nvidia-dra-driver-gpu-x"])
+def test_a_node_with_a_dra_driver_needs_no_plugin(name: str) -> None:
+    assert found("IG201", at(node(capacity={}), pod(name))) == []
+    assert severities("IG201", at(node(capacity={}), pod(name, node="node-2"))) == ["error"]
+
+
+def test_a_label_that_is_not_set_is_one_replica() -> None:
+    sharing = {"mps": {"resources": [{"name": GPU, "replicas": 4}]}}
+    configs = {"mps": {"sharing": sharing}, "whole": {}}
+    unset = {REPLICAS: None}
+
+    assert evidence("IG202", at(node(labels=unset, capacity={GPU: "4"}))) == (
+        "node-1: nvidia.com/gpu.count=8, nvidia.com/gpu.replicas=not set, so 8 expected; capacity "
+        "is 4"
+    )
+    # The labels are compared with the configuration only if both are there.
+    other = node(labels={**unset, CONFIG: "mps", STRATEGY: "mps"})
+    assert found("IG202", at(other, plugin_configs=configs)) == []
+    zero = node(labels={REPLICAS: "0", CONFIG: "whole"})
+    assert found("IG202", at(zero, plugin_configs=configs)) == []
+
+
+def test_a_resource_that_is_not_allocatable_at_all_is_reported() -> None:
+    facts = at(node(capacity={GPU: "1"}, allocatable={}))
+
+    assert evidence("IG203", facts) == "node-1: nvidia.com/gpu: capacity 1, allocatable 0"
+
+
+def test_a_daemon_that_has_not_restarted_is_reported_with_its_reason() -> None:
+    waiting = [{"ready": False, "state": {"waiting": {"reason": "ImagePullBackOff"}}}]
+
+    assert "is Running, ImagePullBackOff, 0 restarts" in evidence(
+        "IG204", at(MPS, pod(DAEMON, statuses=waiting))
+    )
+
+
+def test_instances_on_a_time_sliced_node_share_no_memory() -> None:
+    assert found("IG206", at(shared("4", "32"), pod("mig", {MIG: 1}))) == []
+    assert severities("IG206", at(shared("4", "32"), pod("whole", 1))) == ["warning"]
+
+
+@pytest.mark.parametrize("state", ["pending", "rebooting"])
+def test_a_layout_that_is_being_made_is_skipped(state: str) -> None:
+    assert found("IG205", at(cut("7", "4", **{"nvidia.com/mig.config.state": state}))) == []
+
+
+def test_a_failed_layout_is_described_by_its_labels() -> None:
+    failed = cut("7", "7", **{"nvidia.com/mig.config.state": "failed"})
+
+    assert evidence("IG205", at(failed)) == (
+        "node-1: nvidia.com/mig.config.state=failed, nvidia.com/mig.config=not set, "
+        "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"
+    )
+
+
+def test_shares_of_instances_count_under_either_name() -> None:
+    labels = {f"{MIG}.count": "7", f"{MIG}.replicas": "2", REPLICAS: "0"}
+    renamed = node(labels=labels, capacity={f"{MIG}.shared": "14"})
+    without = node(labels={**labels, f"{MIG}.replicas": None}, capacity={})
+
+    assert found("IG205", at(renamed)) == []
+    assert evidence("IG205", at(without)) == (
+        f"node-1: {MIG}.count=7 with 1 replicas, capacity {MIG}: none"
+    )
+
+
+def test_only_fresh_readings_say_which_instances_there_are() -> None:
+    stale = tuple({**one, "freshness": "stale"} for one in instances(5))
+
+    assert found("IG205", at(single("7", {GPU: "7"}), devices=stale)) == []
+    assert found("IG205", at(cut("7", "7"), devices=stale)) == []
+
+
+@pytest.mark.parametrize(
+    ("capacity", "shown"),
+    [
+        pytest.param({"cpu": "8"}, instances(7), id="nothing offered"),
+        pytest.param({GPU: "4"}, (*instances(7), device(1)), id="a whole card as well"),
+        pytest.param({GPU: "4", MIG: "7"}, instances(7), id="instances offered as such"),
+        pytest.param({GPU: "4"}, (), id="nothing shown"),
+    ],
+)
+def test_without_labels_instances_are_not_judged_if_anything_else_explains_them(
+    capacity: dict[str, str], shown: tuple[Any, ...]
+) -> None:
+    assert found("IG205", at(bare(capacity), devices=shown)) == []

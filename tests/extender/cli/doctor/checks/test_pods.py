@@ -266,3 +266,145 @@ def test_claim_of_a_pod_group_is_reported_unless_its_pods_request_gpus() -> None
 
     assert evidence("IG306", alone) == "team/train (PodGroup): claim train-gpu with 1 GPU"
     assert found("IG306", Facts(at=NOW, pods=(rank,), claims=(shared,))) == []
+
+
+# --- odd containers, drivers and commands ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [
+        ("580.65", "13.0"), ("579.9", "12.0"), ("525.60", "12.0"), ("524.1", "11.0"),
+        ("450.36", "11.0"), ("449.1", "10.0"),
+    ],
+)  # fmt: skip
+def test_the_driver_says_its_newest_cuda(driver: str, cuda: str) -> None:
+    labels = {
+        "nvidia.com/cuda.runtime-version.major": None,
+        "nvidia.com/cuda.driver-version.full": driver,
+    }
+    newer = pod("new", 1, image="nvidia/cuda:14.0-base", phase="Pending")
+
+    facts = Facts(at=NOW, nodes=(node(labels=labels),), pods=(newer,))
+    assert f"driver {driver} has {cuda}" in evidence("IG301", facts)
+
+
+def test_older_labels_name_cuda_and_driver_too() -> None:
+    labels = {
+        "nvidia.com/cuda.runtime-version.major": None,
+        "nvidia.com/cuda.driver-version.full": None,
+        "nvidia.com/cuda.runtime.major": "12",
+        "nvidia.com/cuda.runtime.minor": "2",
+        "nvidia.com/cuda.driver.major": "535",
+    }
+    newer = pod("new", 1, image="nvidia/cuda:13.0-base", phase="Pending")
+
+    facts = Facts(at=NOW, nodes=(node(labels=labels),), pods=(newer,))
+    assert "driver 535 has 12.2" in evidence("IG301", facts)
+    unknown = {
+        **labels,
+        "nvidia.com/cuda.runtime.major": None,
+        "nvidia.com/cuda.driver.major": None,
+    }
+    assert found("IG301", Facts(at=NOW, nodes=(node(labels=unknown),), pods=(newer,))) == []
+
+
+def test_a_variable_may_state_the_cuda_that_a_container_needs() -> None:
+    env = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.1 brand=tesla"}
+    needy = pod("new", 1, image="nvidia/cuda:12.0-base", env=env, phase="Pending")
+
+    assert "needs CUDA 13.1, driver 580.95.05 has 12.4" in evidence("IG301", at(needy, **OLD))
+
+
+def test_a_pod_on_an_unknown_node_and_a_container_without_gpus_are_not_judged() -> None:
+    newer: dict[str, Any] = {"image": "nvidia/cuda:13.0-base", "phase": "Pending"}
+    aside = pod("aside", 1, image="busybox", phase="Pending")
+    aside["spec"]["containers"].append({"name": "aside", "image": newer["image"]})
+
+    assert found("IG301", at(pod("new", 1, node="gone", **newer), aside, **OLD)) == []
+
+
+def test_the_refusal_of_an_earlier_start_is_reported() -> None:
+    message = "unsatisfied condition: driver>=550, please update"
+    last = [{"ready": False, "lastState": {"terminated": {"message": message}}}]
+
+    assert evidence("IG301", at(pod("new", 1, statuses=last), **OLD)) == (
+        "team/new on node-1: the container runtime says: unsatisfied condition driver>=550"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "count", "what"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 a", 2, "a command sees some of the pod's GPUs"),
+        ("CUDA_VISIBLE_DEVICES=0,1 a", 2, "it has no effect now"),
+        ("CUDA_VISIBLE_DEVICES=0,1 a; CUDA_VISIBLE_DEVICES=3 b", 2, "it names other GPUs"),
+    ],
+)
+def test_the_finding_says_what_the_setting_does(values: str, count: int, what: str) -> None:
+    (finding,) = found("IG302", at(pod("mine", count, command=["sh", "-c", values])))
+
+    assert what in finding.what
+
+
+def test_values_that_only_a_shell_knows_are_skipped() -> None:
+    script = "CUDA_VISIBLE_DEVICES=`pick` python train.py"
+
+    assert found("IG302", at(pod("mine", 2, command=["sh", "-c", script]))) == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--tp_size", "--num-shard"),
+        *("--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size"),
+        *("--data-parallel-size", "-dp", "--dp-size"),
+    ],
+)
+def test_each_server_has_its_own_option(option: str) -> None:
+    assert severities("IG303", at(pod("server", 1, command=["serve", option, "2"]))) == ["error"]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--nnodes", "--node-rank", "--dist-init-addr", "--headless"),
+        *("--data-parallel-size-local", "ray"),
+    ],
+)
+def test_a_server_over_several_pods_is_not_judged(word: str) -> None:
+    command = ["serve", "--tp", "16", word, "2"]
+
+    assert found("IG303", at(pod("server", 8, command=command))) == []
+
+
+def test_each_variable_for_shards_counts() -> None:
+    for name in ("NUM_SHARD", "TENSOR_PARALLEL_SIZE"):
+        assert severities("IG303", at(pod("server", 1, command=["serve"], env={name: "2"})))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([*VLLM, "-tp"], id="an option without a value"),
+        pytest.param(["/opt/bin/vllm", "serve", "model"], id="with its folder"),
+        pytest.param(["python", "-m", "vllm.entrypoints.openai.api_server"], id="as a module"),
+    ],
+)
+def test_vllm_without_a_size_uses_one_gpu(command: list[str]) -> None:
+    assert "vllm without --tensor-parallel-size, so 1 GPUs; it requests 2" in evidence(
+        "IG303", at(pod("server", 2, command=command))
+    )
+    assert found("IG303", at(pod("server", 1, command=command))) == []
+
+
+def test_only_claims_of_gpus_for_work_count() -> None:
+    several = claim("several")
+    devices = several["status"]["allocation"]["devices"]
+    devices["results"] += [{"driver": "gpu.nvidia.com"}, {"driver": "dra.net"}]
+    admin = claim("admin")
+    admin["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+
+    assert evidence("IG306", Facts(at=NOW, pods=(), claims=(several, admin))) == (
+        "team/several: claim several-gpu with 2 GPUs"
+    )
