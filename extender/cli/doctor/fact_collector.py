@@ -107,7 +107,7 @@ class FactCollector:
         """Add the samples of an exposition; return whether they are metrics of DCGM or idlegpu."""
         every = list(samples)
         ours = [one for one in every if one.name.startswith("idlegpu_")]
-        theirs = [one for one in every if one.name.lower().startswith(("dcgm_fi_", "dcgm_"))]
+        theirs = [one for one in every if one.name.lower().startswith("dcgm_")]
         # Metrics of a node agent are not the extender's.
         if any(not one.name.startswith("idlegpu_agent_") for one in ours):
             self._metrics = [*(self._metrics or ()), *ours]

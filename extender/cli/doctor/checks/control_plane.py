@@ -136,7 +136,7 @@ def _wrong_version(facts: Facts) -> Iterator[Problem]:
     for pod, image, (major, minor) in _schedulers(facts):
         is_newer = minor > allowed
         if str(major) == server[1] and (is_newer or minor < allowed - _OLDEST):
-            yield _skewed(key_of(pod), image, facts.version or "", is_newer=is_newer)
+            yield _skewed(key_of(pod), image, server.string, is_newer=is_newer)
 
 
 def _schedulers(facts: Facts) -> Iterator[tuple[Object, str, tuple[int, int]]]:

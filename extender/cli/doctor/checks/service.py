@@ -195,7 +195,7 @@ def _skewed(facts: Facts) -> Iterator[Problem]:
             evidence=tuple(evidence),
             remedy="on the node: timedatectl set-ntp true && chronyc makestep",
         )
-    skew = 0.0 if facts.extender_at is None else facts.extender_at - facts.at
+    skew = (facts.extender_at or facts.at) - facts.at
     if abs(skew) > _SKEW_SECONDS:
         yield Problem(
             severity=Severity.WARNING,

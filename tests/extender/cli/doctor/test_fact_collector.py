@@ -428,3 +428,39 @@ def test_a_clock_that_is_ahead_is_known() -> None:
 
     ahead = (pile.extender_at or 0.0) - before
     assert 50 < ahead <= 60.001
+
+
+def test_a_plugins_configuration_is_known_by_its_version_and_sections(tmp_path: Path) -> None:
+    flags = {"version": "v1", "flags": {"migStrategy": "single"}}
+
+    assert dict(read(tmp_path, plain_yaml=yaml.safe_dump(flags)).plugin_configs or {}) == {
+        "plain": flags
+    }
+    for other in ({"version": "v1"}, {"version": "v2", "flags": {}}):
+        with pytest.raises(ClientError, match="is not recognized"):
+            read(tmp_path, other_yaml=yaml.safe_dump(other))
+
+
+def test_a_secret_that_is_not_base64_has_no_certificate(tmp_path: Path) -> None:
+    issue(tmp_path)
+    pem = (tmp_path / "extender" / "tls.crt").read_bytes()
+    data = {"tls.crt": "!" + base64.b64encode(pem).decode()}
+    secret = {"kind": "Secret", "metadata": {"name": "s", "namespace": "n"}, "data": data}
+
+    assert not read(tmp_path, secrets_json=listed(secret)).certificates
+
+
+def test_metrics_that_cannot_be_read_are_missing() -> None:
+    facts = asked_of(Server({"/readyz": {"degraded": {}}, "/metrics": "<html>"}))
+
+    assert facts.metrics is None
+    assert facts.missing["metrics"]
+
+
+def test_an_api_server_that_is_gone_answers_no_question_about_rights() -> None:
+    facts = gathered(Server({ACCESS: {"status": {"allowed": True}}}, Failure.UNREACHABLE))
+
+    assert facts.rights is None
+    assert "that is forbidden" in facts.why_missing("rights")
+    refused = gathered(Server({ACCESS: {"status": {"allowed": True}}}))
+    assert refused.rights  # without its own name

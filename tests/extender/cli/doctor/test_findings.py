@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from extender.cli.commands.doctor import CHECKS
-from extender.cli.doctor.facts import _LABELS, Facts
+from extender.cli.doctor.facts import _LABELS, Facts, gpu_nodes, is_labelled, is_running
 from extender.cli.doctor.findings import Check, Problem, Severity, examine
 from tests.extender.cli.doctor.faults import FAULTS, HEALTHY, MPS_NODE, beside
 from tests.extender.cli.doctor.things import NOW, pod
@@ -139,3 +139,38 @@ def test_a_broken_daemon_is_restarted_by_its_own_name() -> None:
         f"kubectl -n gpu-operator logs {name} shows why; then kubectl -n gpu-operator delete pod "
         f"{name}"
     )
+
+
+def test_equally_grave_findings_are_sorted_by_code() -> None:
+    problem = Problem(severity=Severity.ERROR, what="x", evidence=("y",), remedy="z")
+    checks = [
+        Check(code=code, title="t", needs=(), find=lambda _: [problem]) for code in ("IG2", "IG1")
+    ]
+
+    assert [one.code for one in examine(Facts(at=NOW), checks).findings] == ["IG1", "IG2"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"nvidia.com/gpu.present": "true"},
+        {"feature.node.kubernetes.io/pci-10de.present": "true"},
+        {"feature.node.kubernetes.io/pci-0300_10de.present": "true"},
+        {"feature.node.kubernetes.io/pci-0302_10de.present": "true"},
+        {"cloud.google.com/gke-accelerator": "nvidia-l4"},
+        {"k8s.amazonaws.com/accelerator": "nvidia-l4"},
+    ],
+)
+def test_a_node_has_gpus_by_any_of_these_labels(labels: dict[str, str]) -> None:
+    item = {"metadata": {"name": "n", "labels": labels}}
+
+    assert is_labelled(item)
+    assert gpu_nodes(Facts(at=NOW, nodes=(item, {"metadata": {"name": "cpu"}}))) == [item]
+
+
+def test_a_pod_runs_only_if_each_of_its_containers_is_ready() -> None:
+    statuses = [{"ready": True}, {"ready": False}]
+
+    assert not is_running(pod(statuses=statuses))
+    assert is_running(pod(statuses=[{"ready": True}, {}]))
+    assert not is_running(pod(phase="Failed", statuses=[]))

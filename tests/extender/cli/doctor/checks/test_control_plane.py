@@ -31,6 +31,8 @@ def test_an_address_that_is_not_the_services_is_found(host: str) -> None:
     facts = calling(f"https://{host}:8888")
 
     assert severities("IG010", facts) == ["error"]
+    wrong = "another address than" if host == "10.96.0.3" else "a placeholder instead of"
+    assert f"kube-scheduler calls {wrong}" in found("IG010", facts)[0].what
     assert host in evidence("IG010", facts)
     assert f"clusterIP: {ADDRESS}" in evidence("IG010", facts)
 

@@ -111,6 +111,30 @@ def test_refusing_for_load_is_reported_beforehand() -> None:
     load = {"load_filter": {"enabled": True}}
 
     assert severities("IG008", Facts(at=NOW, pods=(AUTOSCALER,), settings=load)) == ["warning"]
+    assert evidence("IG008", Facts(at=NOW, pods=(AUTOSCALER,), settings=load)) == (
+        "autoscaler: pod kube-system/cluster-autoscaler-7c9\nsettings: load_filter.enabled: true"
+    )
+
+
+def test_the_remedy_is_to_accept_busy_gpus_only_for_pods_that_require_idle_ones() -> None:
+    picky = waiting(
+        f"3 {Rejection.NOT_IDLE}.", annotations={"idlegpu.io/require-idle": "true"}, namespace="ml"
+    )
+    (one,) = found("IG008", Facts(at=NOW, pods=(AUTOSCALER, REFUSED)))
+    (other,) = found("IG008", Facts(at=NOW, pods=(AUTOSCALER, picky)))
+
+    assert "annotate" not in one.remedy
+    assert "kubectl annotate pod -n ml waits idlegpu.io/require-idle-" in other.remedy
+
+
+def test_an_autoscaler_that_has_ended_and_a_pod_with_a_node_do_not_count() -> None:
+    ended = pod("cluster-autoscaler-7c9", phase="Succeeded")
+    placed = {**REFUSED, "spec": {**REFUSED["spec"], "nodeName": "node-1"}}
+
+    assert found("IG008", Facts(at=NOW, pods=(ended, REFUSED))) == []
+    assert found("IG008", Facts(at=NOW, pods=(AUTOSCALER, placed))) == []
+    karpenter = pod("karpenter-x", namespace="kube-system")
+    assert severities("IG008", Facts(at=NOW, pods=(karpenter, REFUSED))) == ["warning"]
 
 
 def test_check_knows_every_rejection() -> None:

@@ -279,3 +279,104 @@ def test_remedy_moves_an_ignorable_extender_above_ours_as_not_ignorable() -> Non
     (finding,) = found("IG009", at(other(ignorable=True), entry()))
 
     assert "above ours, with ignorable: false" in finding.remedy
+
+
+# --- remedies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "remedy"),
+    [
+        ("http-timeout", "IG002", "httpTimeout: 1s"),
+        ("prioritize-verb", "IG005", "prioritizeVerb: prioritize"),
+        ("managed-resources", "IG006", "managedResources: [{name: RESOURCE"),
+        ("wrong-path", "IG001", "urlPrefix: https://ADDRESS:8888 (no path)"),
+        ("unreadable", "IG001", "nodeCacheCapable: true"),
+        ("other-scheduler", "IG001", "bypassed.schedulers: [NAMES]"),
+        ("unreachable", "IG001", "the entry under extenders"),
+    ],
+)
+def test_each_cause_has_its_remedy(kind: str, code: str, remedy: str) -> None:
+    (finding,) = found(code, Facts(at=NOW, bypassed=bypassed(kind), nodes=()))
+
+    assert finding.remedy.startswith(remedy)
+    assert f"likely cause: {kind}, 3 pods" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("limit", "remedy"),
+    [
+        ("200ms", "httpTimeout: 1s, or more CPU"),
+        ("1s", "httpTimeout: 2s, or more CPU"),
+        ("2s", "more CPU"),
+        ("3s", "more CPU"),
+        (None, "more CPU"),
+    ],
+)
+def test_a_longer_timeout_is_a_remedy_only_if_it_is_short(limit: str | None, remedy: str) -> None:
+    name = "idlegpu_request_duration_seconds_bucket"
+    metrics = tuple(
+        sample(name, count, verb=verb, le=bound)
+        for verb, count, bound in (
+            ("filter", 900.0, "10"), ("filter", 1000.0, "+Inf"), ("preempt", 1000.0, "+Inf"),
+        )
+    )  # fmt: skip
+    facts = at(entry(httpTimeout=limit), metrics=metrics)
+    (finding,) = found("IG002", facts)
+
+    assert finding.remedy.startswith(remedy)
+    seconds = {"200ms": "0.2", None: "5"}.get(limit, str(limit)[:1])
+    assert finding.evidence == (
+        f"100 of 1000 answers took longer than {seconds} s",
+        f"a.yaml: httpTimeout: {limit or 'not set'}",
+    )
+
+
+def test_the_remedy_for_weights_is_the_smallest_that_suffices() -> None:
+    small = at(entry(weight=100), settings={"wire": {"max_score": 40}})
+
+    assert severities("IG004", small) == ["info"]
+    assert found("IG004", small)[0].remedy.startswith("weight: 8: ")  # 1200 of 8 x 400 x 0.4
+
+
+def test_a_plugin_without_a_weight_counts_once() -> None:
+    own = {"plugins": {"score": {"enabled": [{"name": "Own"}]}}}
+    known = {"plugins": {"multiPoint": {"enabled": [{"name": "Own"}, {"name": "NodeAffinity"}]}}}
+    without = {"plugins": {"score": {"disabled": [{"name": "NodeAffinity"}]}}}
+
+    assert _plugin_weights(own)["Own"] == 1
+    assert sum(_plugin_weights(known).values()) == sum(_plugin_weights({}).values())
+    assert sum(_plugin_weights(without).values()) == sum(_plugin_weights({}).values()) - 2
+
+
+def test_one_entry_for_every_pod_manages_all_resources() -> None:
+    nodes = (node(capacity={"nvidia.com/mig-1g.10gb": "7"}),)
+    both = (
+        scheduler(entry()),
+        scheduler(entry(managedResources=None), source="b.yaml", profiles=["second"]),
+    )
+
+    assert found("IG006", Facts(at=NOW, schedulers=both, nodes=nodes)) == []
+    assert found("IG006", Facts(at=NOW, schedulers=(scheduler(),), nodes=nodes)) == []
+
+
+def test_an_extender_without_an_address_is_described() -> None:
+    nameless = other(urlPrefix=None, managedResources=[{"name": "example.com/fpga"}])
+
+    assert evidence("IG009", at(entry(), nameless)).startswith(
+        "a.yaml: extenders: without urlPrefix: filterVerb: filter, called for example.com/fpga"
+    )
+
+
+def test_groups_that_were_answered_are_no_evidence() -> None:
+    bound: list[Object] = [
+        {**group, "resources": resources}
+        for group, resources in (({"verdict": "called"}, []), ({"verdict": "late"}, None))
+    ]
+    causes = [{"kind": "wrong-path", "pods": 2, "text": "because"}]
+    facts = Facts(at=NOW, bypassed={"bound": bound, "likely_causes": causes})
+
+    assert evidence("IG001", facts).splitlines() == [
+        "None pods of None that request : late, for example None",
+        "likely cause: wrong-path, 2 pods",
+    ]

@@ -1,5 +1,6 @@
 """Checks that the extender's own parts work."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -227,3 +228,63 @@ def test_a_single_replica_or_one_with_peers_has_no_finding(pods: list[dict[str, 
 @pytest.mark.parametrize("peers", [{"service": "a:1"}, {"addresses": ["a:1"]}])
 def test_the_settings_say_where_the_others_are(peers: dict[str, object]) -> None:
     assert found("IG405", facts_of(replica("x"), replica("y"), peers=peers)) == []
+
+
+@pytest.mark.parametrize(
+    ("reporting", "what", "evidence_of_all"),
+    [(1.0, "agents were refused; all report now", "1 agents report, 1 run"),
+     (0.0, "agents are refused", "0 agents report, 1 run")],
+)  # fmt: skip
+def test_the_finding_says_whether_the_problem_is_solved(
+    reporting: float, what: str, evidence_of_all: str
+) -> None:
+    agent = pod("idlegpu-agent-x", namespace="idlegpu-agent")
+    (finding,) = found(
+        "IG401", Facts(at=NOW, metrics=refused("expired", reporting=reporting), pods=(agent,))
+    )
+
+    assert finding.what == what
+    assert finding.evidence[-1] == evidence_of_all
+    assert finding.remedy.endswith("grep 'agent refused' shows why")
+
+
+@pytest.mark.parametrize("days", [0, 7, 30])
+def test_each_limit_of_a_certificates_life_is_inclusive(days: float) -> None:
+    expected: dict[float, list[str]] = {0: ["error"], 7: ["warning"], 30: []}
+
+    assert severities("IG402", ends_in(days)) == expected[days]
+    if days == 0:
+        assert "has ended" in evidence("IG402", ends_in(days))
+
+
+def test_a_right_in_one_namespace_and_for_one_object_is_described() -> None:
+    one = replace(
+        right(is_allowed=False),
+        group="coordination.k8s.io", resource="leases", name="idlegpu", namespace="idlegpu",
+    )  # fmt: skip
+
+    assert evidence("IG403", Facts(at=NOW, rights=(one,))) == (
+        "idlegpu/idlegpu-extender may not watch leases.coordination.k8s.io idlegpu in idlegpu"
+    )
+
+
+def test_clocks_may_differ_by_the_limit_and_the_finding_says_which_is_ahead() -> None:
+    edge = node(beat="2027-01-15T08:00:10Z", noted="2027-01-15T08:00:00Z")
+
+    assert found("IG104", Facts(at=NOW, nodes=(edge,), extender_at=NOW - 10)) == []
+    for skew, words in ((60, "60 s ahead of here"), (-60, "60 s behind here")):
+        facts = Facts(at=NOW, nodes=(), extender_at=NOW + skew)
+        assert evidence("IG104", facts) == f"the extender is {words}"
+    assert found("IG104", Facts(at=NOW, nodes=())) == []
+
+
+def test_only_the_kubelets_writes_of_the_status_record_a_heartbeat() -> None:
+    one = node(beat="2027-01-15T07:59:00Z", noted="2027-01-15T08:00:00Z")
+    one["metadata"]["managedFields"] += [
+        {"manager": "kubelet", "time": "2027-01-15T09:00:00Z"},
+        {"manager": "operator", "subresource": "status", "time": "2027-01-15T09:00:00Z"},
+        {"manager": "kubelet", "subresource": "status", "time": "2027-01-15T07:00:00Z"},
+        {"manager": "kubelet", "subresource": "status"},
+    ]
+
+    assert evidence("IG104", Facts(at=NOW, nodes=(one,))) == "node-1: 60 s behind"

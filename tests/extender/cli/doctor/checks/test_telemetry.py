@@ -55,6 +55,8 @@ def test_series_that_all_name_nodes_are_well() -> None:
         ("node-1", []),
         ("10.0.0.7", []),
         ("dcgm-exporter-x", []),
+        ("Node-1.example.com", []),
+        ("node-2", []),
         ("localhost", ["error"]),
         ("web", ["error"]),
     ],
@@ -65,11 +67,15 @@ def test_host_names_of_a_scrape_are_nodes_addresses_or_exporters(
     facts = Facts(
         at=NOW,
         exporter=(sample(UTIL, 0.0, Hostname=name),),
-        nodes=(node(),),
+        nodes=(node(), node("node-2.example.com")),
         pods=(pod("dcgm-exporter-x"), pod("web")),
     )
 
     assert severities("IG102", facts) == expected
+    if expected:
+        assert evidence("IG102", facts) == (
+            f"dcgm-exporter reports {name}; nodes are node-1, node-2.example.com"
+        )
 
 
 # --- IG103 --------------------------------------------------------------------------------------
@@ -86,10 +92,11 @@ def test_readings_that_are_stale_when_they_come_are_reported() -> None:
     assert severities("IG103", aged(121.0)) == ["error"]
     assert "median age 121 s, fresh up to 120 s" in evidence("IG103", aged(121.0))
     assert severities("IG103", aged(100.0, limit=60.0)) == ["error"]
+    assert found("IG103", aged(121.0))[0].remedy.endswith("max_age_seconds: 242}")
 
 
 def test_young_readings_and_a_single_old_one_are_well() -> None:
-    assert found("IG103", aged(119.0)) == []
+    assert found("IG103", aged(120.0)) == []
     assert found("IG103", aged(121.0, limit=300.0)) == []
     assert found("IG103", aged(900.0, stat="max")) == []
 
@@ -319,3 +326,113 @@ def test_capacity_explained_by_shares_or_instances_is_not_reported() -> None:
     assert found("IG107", Facts(at=NOW, nodes=nodes, exporter=exported)) == []
     sharing = Facts(at=NOW, nodes=nodes, devices=shown(7), plugin_configs={"default": slices})
     assert found("IG107", sharing) == []
+
+
+# --- edges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"), [("110000", ["warning"]), ("110001", ["error"]), ("30000", [])]
+)
+def test_an_interval_with_the_queries_own_must_be_within_the_limit(
+    milliseconds: str, expected: list[str]
+) -> None:
+    assert severities("IG103", collecting(milliseconds)) == expected
+
+
+def test_an_option_counts_before_the_variable_and_unknown_values_not_at_all() -> None:
+    both = pod(
+        "dcgm-exporter-x",
+        command=["dcgm-exporter", "--collect-interval=30000"],
+        env={"DCGM_EXPORTER_INTERVAL": "120000"},
+    )
+    odd = pod("dcgm-exporter-y", env={"DCGM_EXPORTER_INTERVAL": "often"})
+
+    assert found("IG103", Facts(at=NOW, pods=(both, odd), settings={})) == []
+
+
+def test_hidden_examples_and_series_of_each_source_are_described() -> None:
+    hidden = Facts(at=NOW, sources={"prometheus": {"unmatched_series": 3}})
+    metrics = (
+        sample("idlegpu_unmatched_series", 3.0, source="prometheus"),
+        sample("idlegpu_unmatched_series", 0.0, source="agent"),
+    )
+
+    assert evidence("IG102", hidden) == "prometheus: 3 series, one of them not shown to this caller"
+    assert evidence("IG102", Facts(at=NOW, metrics=metrics)) == "prometheus: 3 series"
+    assert found("IG102", Facts(at=NOW, sources={}, metrics=metrics)) == []
+
+
+def test_an_old_reading_measures_nothing_and_each_taint_is_named() -> None:
+    taints = [
+        {"key": key, "effect": effect}
+        for key, effect in (("a", "NoSchedule"), ("b", "NoExecute"), ("c", "PreferNoSchedule"))
+    ]
+    old = device(freshness="stale")
+    facts = Facts(at=NOW, nodes=(node(taints=taints),), pods=(), devices=(old,))
+
+    assert severities("IG105", facts) == ["error"]
+    assert "taints of these nodes: a:NoSchedule, b:NoExecute" in evidence("IG105", facts)
+    empty = {**SET, "spec": {}, "status": {}}
+    assert "0 of 0 ready, nodeSelector none" in evidence(
+        "IG105", replace(facts, daemon_sets=(empty,))
+    )
+
+
+def test_an_exporter_counts_as_silent_after_five_minutes() -> None:
+    exporter = pod("dcgm-exporter-x")
+    exporter["status"]["startTime"] = "2027-01-15T07:55:00Z"
+
+    assert severities("IG105", unread(pods=(exporter,))) == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("settings", "kubectl -n idlegpu edit configmap"),
+        ("telemetry", "kubectl -n idlegpu edit configmap"),
+        ("apiserver/nodes", "kubectl -n idlegpu logs deploy/idlegpu-extender"),
+    ],
+)
+def test_the_remedy_for_a_degraded_part_is_where_its_cause_is(name: str, remedy: str) -> None:
+    (finding,) = found("IG106", Facts(at=NOW, degraded={name: "broken"}))
+
+    assert finding.remedy.startswith(remedy)
+    assert "prometheus.url" not in finding.remedy
+
+
+@pytest.mark.parametrize("labels", [{}, NO_LABELS], ids=["labels", "capacity"])
+@pytest.mark.parametrize(
+    ("count", "remedy"),
+    [
+        (7, "a GPU that is lost takes a reboot: kubectl drain --ignore-daemonsets node-1"),
+        (9, "GPUs that the node does not offer: restart its device plugin"),
+    ],
+)
+def test_the_remedy_for_a_wrong_number_depends_on_what_is_missing(
+    labels: dict[str, str | None], count: int, remedy: str
+) -> None:
+    facts = Facts(at=NOW, nodes=(node(labels=labels),), devices=shown(count))
+
+    assert found("IG107", facts)[0].remedy == f"idlegpu smoke node-1 (nvidia-smi there); {remedy}"
+
+
+def test_a_card_of_an_exporter_counts_by_either_label_and_a_stale_one_does_not() -> None:
+    seven = tuple(
+        sample("dcgm_gpu_utilization", 0.0, uuid=str(n), hostname="node-1") for n in range(7)
+    )
+    stale = (*shown(7), device(7, freshness="stale"))
+
+    assert evidence("IG107", Facts(at=NOW, nodes=(node(),), exporter=seven)).endswith("shows 7")
+    assert evidence("IG107", Facts(at=NOW, nodes=(node(),), devices=stale)).endswith("shows 7")
+
+
+def test_instances_of_strategy_single_are_not_counted_as_cards() -> None:
+    labels = {
+        "nvidia.com/mig.strategy": "single",
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
+    }
+    mixed = {"nvidia.com/mig.strategy": "mixed"}
+
+    assert found("IG107", Facts(at=NOW, nodes=(node(labels=labels),), devices=shown(7))) == []
+    assert found("IG107", Facts(at=NOW, nodes=(node(labels=mixed),), devices=shown(7)))
