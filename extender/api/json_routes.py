@@ -177,7 +177,7 @@ class FleetRoutes:
         limit = read_number(query, routes.DEFRAG, "limit")
         resource = self._read_resource(query)
         pool = self._fleet.snapshot().pools.get(resource)
-        most = max((row.allocatable for row in pool.rows), default=0) if pool else 0
+        most = max((row.allocatable for row in (pool.rows if pool else ())), default=0)
         if not most:
             raise QueryError("resource", resource, "is offered by no node")
         if gpus > most:

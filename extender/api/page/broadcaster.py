@@ -208,7 +208,6 @@ class _PageViewer:
         self.who = who
         self.is_let_go = False
         self.news = asyncio.Event()
-        self.news.set()
         self.fleet_version = 0
         self.batch = batch
         self.beat = b""

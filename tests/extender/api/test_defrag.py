@@ -121,8 +121,10 @@ async def test_nodes_with_broken_gpus_are_neither_ready_nor_filled(
     ],
 )
 async def test_bad_parameter_reports_allowed_values(
-    client: Client, query: dict[str, str], message: str
+    world: World, client: Client, query: dict[str, str], message: str
 ) -> None:
+    world.add({"small": [IDLE]})
+
     answer = await get(client, "/v1/defrag", 400, **query)
 
     assert message in answer["error"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from extender.api.page import device_index, fleet_feed
+from extender.api.page.device_index import device_index_in_steps, is_current_in_steps
 from extender.api.page.fleet_feed import (
     _ASSUMED,
     _HELD,
@@ -18,6 +19,7 @@ from extender.api.page.fleet_feed import (
     _rows_since,
 )
 from extender.core.nodes.inventory import POOL_LABELS, Taint
+from extender.core.nodes.snapshot import Rows
 from extender.core.steps import finish
 from testkit.builders import GPU
 from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu
@@ -363,6 +365,24 @@ def test_without_viewers_the_state_is_dropped_and_then_built_again() -> None:
 
 
 # --- the device index ----------------------------------------------------------------------------
+
+
+def test_the_index_is_current_as_long_as_each_slot_has_the_same_device() -> None:
+    world = small_world()
+    snapshot = world.fleet.snapshot()
+    index = finish(device_index_in_steps(world.fleet, snapshot))
+    pool = snapshot.pools[GPU]
+
+    def is_current(slots: Rows) -> bool:
+        changed = replace(pool, batch=replace(pool.batch, slots=slots))
+        return finish(
+            is_current_in_steps(index, world.fleet, replace(snapshot, pools={GPU: changed}))
+        )
+
+    other = pool.batch.slots.copy()
+    other[0, 0] = other[0, 1]
+    assert is_current(pool.batch.slots.copy())
+    assert not is_current(other)
 
 
 def test_nodes_are_grouped_by_the_pools_of_clouds_and_by_roles() -> None:
