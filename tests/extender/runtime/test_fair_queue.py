@@ -96,6 +96,37 @@ async def test_a_request_that_waits_too_long_fails_and_takes_no_slot() -> None:
     assert many.had == ["a", "b"]
 
 
+async def test_a_request_that_gave_up_frees_no_slot_and_takes_no_place_in_the_queue() -> None:
+    taken = turns(wait_seconds=0.01, waiting_each=1)
+    many = Many(taken)
+    first = asyncio.create_task(many.call("a"))
+    await asyncio.sleep(0)
+
+    for _ in range(3):
+        with pytest.raises(BusyError, match="no slot became free"):
+            await many.call("b")
+
+    assert many.had == ["a"]
+    first.cancel()
+    await asyncio.wait([first])
+
+
+async def test_a_slot_that_comes_too_late_goes_to_the_next() -> None:
+    many = Many(turns())
+    first, second, third = (asyncio.create_task(many.call(name)) for name in "abc")
+    await asyncio.sleep(0)
+
+    first.cancel()
+    await asyncio.sleep(0)
+    second.cancel()  # it has the slot, but has not run since
+    await asyncio.wait([second])
+    await asyncio.sleep(0)
+
+    assert many.had == ["a", "c"]
+    third.cancel()
+    await asyncio.wait([third])
+
+
 async def test_a_caller_that_gives_up_one_request_keeps_its_others() -> None:
     many = Many(turns())
     first, second, third = (asyncio.create_task(many.call(name)) for name in ("a", "b", "b"))

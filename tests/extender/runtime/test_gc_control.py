@@ -168,7 +168,7 @@ async def test_all_free_memory_is_returned_at_once_on_demand(
 class Schedule:
     """Times of collections and of returns of memory, on the clock of the event loop."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, objects: int = 0) -> None:
         self.clock = asyncio.get_running_loop().time
         self.searches: list[float] = []
         self.whole: list[float] = []
@@ -180,7 +180,7 @@ class Schedule:
             "freeze": lambda: None,
             "unfreeze": lambda: self.whole.append(self.clock()),
             "collect": lambda: self.searches.append(self.clock()),
-            "get_count": lambda: (0, 0, 0),
+            "get_count": lambda: (objects, 0, 0),
         }
         clocks = {"monotonic": self.clock, "perf_counter": self.clock}
         monkeypatch.setattr(gc_control, "gc", SimpleNamespace(**names))
@@ -220,6 +220,23 @@ async def test_with_requests_at_all_times_collections_wait_for_the_end_of_patien
     assert whole == [150.0]
     assert schedule.searches == [30.0, 60.0, 90.0, 120.0, 150.0, 151.0]
     assert not schedule.trims
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("objects", "searches"), [(99, []), (100, [1.0, 2.0])])
+async def test_the_limit_for_objects_is_inclusive(
+    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
+    objects: int,
+    searches: list[float],
+) -> None:
+    schedule = Schedule(monkeypatch, objects)
+    limit(look_seconds=1.0, pause_seconds=1e6, most_objects=100)
+
+    async with running(GcControl(lambda: False, lambda _: False)):
+        await asyncio.sleep(2.5)
+
+    assert schedule.searches == searches
 
 
 @pytest.mark.looptime

@@ -55,6 +55,7 @@ def events(stream: io.StringIO) -> list[str]:
 def test_all_lines_are_written_in_order_by_the_end() -> None:
     stream = io.StringIO()
     logger, handler = log_to(stream)
+    handler.name = "of this test"
 
     for number in range(1000):
         logger.warning("line %d", number)
@@ -62,6 +63,7 @@ def test_all_lines_are_written_in_order_by_the_end() -> None:
 
     assert events(stream) == [f"line {number}" for number in range(1000)]
     assert handler._writer._thread is None
+    assert handler.name not in logging._handlers  # type: ignore[attr-defined] # logging's registry
 
 
 def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
