@@ -309,7 +309,7 @@ def _namespace(item: Object) -> str:
 
 def _user_of(account: str) -> str:
     """Return the user name of a service account, `namespace/name`."""
-    return f"system:serviceaccount:{account.replace('/', ':', 1)}"
+    return f"system:serviceaccount:{account.replace('/', ':')}"
 
 
 def _groups_of(user: str) -> tuple[str, ...]:
