@@ -1,6 +1,7 @@
 """Jobs and pods of `idlegpu run`: printed, submitted, and nvidia-smi on a node."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import yaml
 from aiohttp import web
 
 from extender.cli.client import Client, ClientError
-from extender.cli.manifests import GpuJob
+from extender.cli.manifests import (
+    HOLD,
+    IMAGE,
+    GpuJob,
+    nested_pods,
+    only_scheduler,
+    owner_of,
+    pods_of,
+)
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
@@ -451,3 +460,134 @@ def test_a_dry_smoke_needs_no_cluster(run: Run) -> None:
 
     assert yaml.safe_load(result.stdout)["kind"] == "Pod"
     assert result.exit_code == 0
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+def test_a_job_runs_once_and_is_deleted_a_day_after_it_has_ended() -> None:
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["true"],
+        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+    }
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    spec = {
+        "restartPolicy": "Never",
+        "tolerations": [toleration],
+        "containers": [container],
+    }
+
+    assert GpuJob(command=["true"], name="j").manifest() == {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "j"},
+        "spec": {
+            "backoffLimit": 0,
+            "ttlSecondsAfterFinished": 24 * 3600,
+            "template": {"spec": spec},
+        },
+    }
+    held = GpuJob(is_held=True, name="h", namespace="n", image="i", target="a").manifest()
+    assert held == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "h",
+            "namespace": "n",
+            "annotations": {"idlegpu.io/target": "a"},
+        },
+        "spec": {**spec, "containers": [{**container, "image": "i", "command": list(HOLD)}]},
+    }
+    image_alone = GpuJob(name="j").manifest()["spec"]["template"]["spec"]["containers"][0]
+    assert "command" not in image_alone
+
+
+@pytest.mark.parametrize(
+    ("job", "prefix"),
+    [
+        (GpuJob(command=["/opt/Train.py", "--all", "x"]), "train-py-all"),
+        (GpuJob(command=["x" * 70]), "x" * 40),
+        (GpuJob(), "gpu"),
+        (GpuJob(is_held=True), "hold"),
+        (GpuJob(is_held=True, command=["a"]), "hold"),
+    ],
+)
+def test_a_name_is_made_of_the_command_and_a_suffix(job: GpuJob, prefix: str) -> None:
+    name = job.manifest()["metadata"]["name"]
+
+    assert re.fullmatch(r"[a-z0-9]{5}", name.removeprefix(f"{prefix}-")), name
+    assert name != job.manifest()["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        ({"kind": "Pod", "metadata": {"name": "p"}, "spec": {}}, ["default/p"]),
+        ({"kind": "Pod", "metadata": {"name": "p", "namespace": "n"}, "spec": {}}, ["n/p"]),
+        ({"kind": "Pod", "metadata": {"name": "p"}}, []),
+        ({"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": {"spec": {}}}},
+         ["default/d"]),
+        ({"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": 5}}, []),
+        ({"kind": "CronJob", "metadata": {"name": "c"}, "spec": {
+            "jobTemplate": {"spec": {"template": {"spec": {}}}}}}, ["default/c"]),
+        ({"kind": "PodList", "items": [{"kind": "Pod", "spec": {}}, 5]}, ["default/"]),
+        ({"kind": "Service", "spec": {}}, []),
+        ("text", []),
+    ],
+)  # fmt: skip
+def test_the_pods_of_a_manifest_are_found(document: object, names: list[str]) -> None:
+    found = [one["metadata"] for one in pods_of(document)]
+
+    assert [f"{one['namespace']}/{one['name']}" for one in found] == names
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController"],
+)
+def test_the_pods_of_each_controller_are_found(kind: str) -> None:
+    document = {"kind": kind, "spec": {"template": {"metadata": {"labels": {}}, "spec": {}}}}
+
+    (found,) = pods_of(document, "n")
+    assert found["metadata"] == {"name": "", "namespace": "n", "labels": {}}
+    (template,) = pods_of({"kind": "PodTemplate", "template": {"spec": {}}})
+    assert template["kind"] == "Pod"
+
+
+@pytest.mark.parametrize(
+    ("document", "owner"),
+    [
+        ({"kind": "Deployment", "metadata": {"name": "d"}}, "Deployment/d"),
+        ({"kind": "Deployment"}, ""),
+        ({"kind": "Pod", "metadata": {"name": "p"}}, ""),
+        ({"kind": "PodTemplate", "metadata": {"name": "p"}}, ""),
+        ({"metadata": {"name": "p"}}, ""),
+        ("text", ""),
+    ],
+)
+def test_a_manifests_object_owns_its_pods_unless_it_is_one(document: object, owner: str) -> None:
+    assert owner_of(document) == owner
+
+
+def test_each_list_of_containers_in_a_manifest_is_a_pod() -> None:
+    spec = {"containers": [{"image": "i"}]}
+    document = {
+        "kind": "RayService",
+        "metadata": {"namespace": "n"},
+        "spec": [{"template": spec}, {"containers": []}, {"containers": "x"}, {"head": [spec]}],
+    }
+
+    found = list(nested_pods(document, "default"))
+
+    assert [one["spec"] for one in found] == [spec, spec]
+    assert {one["metadata"]["namespace"] for one in found} == {"n"}
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "name"),
+    [(["mine"], "mine"), (["default-scheduler"], ""), (["a", "b"], ""), ([], "")],
+)
+def test_only_a_single_scheduler_of_its_own_name_is_named(schedulers: list[str], name: str) -> None:
+    assert only_scheduler(schedulers) == name
