@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from extender.answers.advice import (
     Advice,
@@ -63,6 +64,7 @@ from extender.cli.commands import (
     pending,
     top,
 )
+from extender.cli.session import ConnectionOptions, Session
 from extender.cli.transports import ClientError, Failure
 from tests.extender.cli.answers import filled, rendered, row_of
 
@@ -472,6 +474,16 @@ def test_top_counts_gpus_and_says_how_many_are_hidden() -> None:
         "0 GPUs, 1 MIG instances, ? busy on average:  1 idle"
     )
     assert "  1 GPU, 50% busy" in rendered(top._screen(some[:1], 3, is_wide=False))[0]
+
+
+@pytest.mark.parametrize(("height", "lines"), [(24, 20), (6, 2), (5, 1), (3, 1)])
+def test_top_fills_the_screen_and_shows_at_least_one_gpu(height: int, lines: int) -> None:
+    session = Session(ConnectionOptions())
+    vars(session)["console"] = Console(height=height, width=80, force_terminal=True)
+    assert top._lines(session) == lines
+
+    vars(session)["console"] = Console(height=height, force_terminal=False)
+    assert top._lines(session) == 20
 
 
 # --- nodes --------------------------------------------------------------------------------------
