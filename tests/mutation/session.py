@@ -15,16 +15,16 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Final, Literal, NamedTuple, TextIO, cast
 
 import pytest
-from coverage import Coverage
 
 from tests.mutation.changes import Mutant
+from tests.mutation.lines import LineRecorder
 
 Verdict = Literal["killed", "hangs", "survives", "import"]
 
@@ -45,20 +45,24 @@ class Learned:
         seconds: CPU time of each passed test, by its ID.
         failed: failed tests, which are not used for mutants.
         tests_of: tests that ran a line, by file and line.
+        with_processes: tests that start processes, which may run any line.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     tests_of: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    with_processes: list[str] = field(default_factory=list)
 
     def of_line(self, mutant: Mutant) -> set[str]:
-        """Return the tests that run the changed line."""
-        return self._usable(self.tests_of.get(mutant.path, {}).get(mutant.plain_line, ()))
+        """Return the tests that run the changed line, or may run it in another process."""
+        tests = self.tests_of.get(mutant.path, {}).get(mutant.plain_line, ())
+        return self._usable([*tests, *self.with_processes])
 
     def of_file(self, mutant: Mutant) -> set[str]:
         """Return the tests that run any function of the file; all tests if none does."""
         lines = self.tests_of.get(mutant.path, {}).values()
-        return self._usable(test for tests in lines for test in tests) or set(self.seconds)
+        tests = [test for tests in lines for test in tests]
+        return self._usable([*tests, *self.with_processes]) if tests else set(self.seconds)
 
     def _usable(self, tests: Iterable[str]) -> set[str]:
         return {test for test in tests if test in self.seconds and test not in self.failed}
@@ -203,25 +207,26 @@ class TryAll:
         target = self._folder / "learned"
 
         def run() -> None:
-            coverage = Coverage(
-                data_file=None,
-                config_file=False,
-                include=[str(self._folder / path) for path in self._paths],
-            )
-            learned = Learned()
-            coverage.start()
+            recorder, learned = LineRecorder(), Learned()
+            for path in self._paths:
+                file = self._folder / path
+                code = recorder.compiled(file.read_text(encoding="utf-8"), path, str(file))
+                for function, recorded in self._live_functions(str(file), functions_in(code)):
+                    function.__code__ = recorded
+            recorder.start()
             for test in self._items:
-                coverage.switch_context(test)
-                before, failed = _cpu_seconds(), session.testsfailed
+                before, failed = os.times(), session.testsfailed
                 self._run_tests(session, [test], [*self._items])
-                learned.seconds[test] = _cpu_seconds() - before
+                after = os.times()
+                learned.seconds[test] = _cpu_seconds(after) - _cpu_seconds(before)
                 if session.testsfailed > failed:
                     learned.failed.append(test)
-            coverage.stop()
-            data = coverage.get_data()
-            for file in data.measured_files():
-                path = str(Path(file).relative_to(self._folder))
-                learned.tests_of[path] = data.contexts_by_lineno(file)
+                if after.children_user + after.children_system > (
+                    before.children_user + before.children_system
+                ):
+                    learned.with_processes.append(test)
+                for path, line in recorder.take():
+                    learned.tests_of.setdefault(path, {}).setdefault(line, []).append(test)
             target.write_bytes(pickle.dumps(learned))
 
         in_a_fork(run, limit_seconds=LEARN_LIMIT_SECONDS)
@@ -277,13 +282,21 @@ class TryAll:
         self, file: str, original: str, mutant: Mutant
     ) -> list[tuple[FunctionType, CodeType]]:
         """Return the imported functions to change with their new code; [] if that is not enough."""
-        found: list[tuple[FunctionType, CodeType]] = []
-        for key, codes in changes_of(original, mutant.text, file).items():
-            live = self._live.get((file, key), [])
-            if live and len(codes) > 1:
-                return []
-            found += [(function, codes[0]) for function in live]
-        return found
+        changed = changes_of(original, mutant.text, file)
+        if any(len(codes) > 1 and (file, key) in self._live for key, codes in changed.items()):
+            return []
+        return self._live_functions(file, changed)
+
+    def _live_functions(
+        self, file: str, codes: Mapping[FunctionKey, Sequence[CodeType]]
+    ) -> list[tuple[FunctionType, CodeType]]:
+        """Return the imported functions of a file with their code, unless it is ambiguous."""
+        return [
+            (function, of_key[0])
+            for key, of_key in codes.items()
+            if len(of_key) == 1
+            for function in self._live.get((file, key), ())
+        ]
 
     def _judge(
         self,
@@ -380,6 +393,5 @@ def print_outcome(output: TextIO, mutant: Mutant, outcome: Outcome) -> None:
     output.flush()
 
 
-def _cpu_seconds() -> float:
-    times = os.times()
+def _cpu_seconds(times: os.times_result) -> float:
     return times.user + times.system + times.children_user + times.children_system
