@@ -43,7 +43,7 @@ def _require_running(pid: int) -> int:
     return pid
 
 
-def _render(choice: Choice, form: str) -> str:
+def _render(choice: Choice, form: str | None) -> str:
     if form == "index":
         return "" if choice.index is None else str(choice.index)
     if form == "uuid":
@@ -75,7 +75,6 @@ def _parser() -> argparse.ArgumentParser:
         form.add_argument(
             f"--{name}", dest="form", action="store_const", const=name, help=help_text
         )
-    parser.set_defaults(form="device")
     parser.add_argument("--quiet", action="store_true", help="do not write the choice to stderr")
     return parser
 

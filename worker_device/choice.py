@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from worker_device.agent_loads import AgentError, fetch_loads
-from worker_device.leases import Assignment, LeaseFile, assign, holder_of, is_alive, is_related
+from worker_device.leases import (
+    Assignment,
+    Lease,
+    LeaseFile,
+    assign,
+    holder_of,
+    is_alive,
+    is_related,
+)
 from worker_device.probe import ProbePaths, find_cards
 from worker_device.visible import Device, Visible, visible_devices
 
@@ -155,7 +163,7 @@ def _deadline_seconds(environment: Mapping[str, str]) -> float:
     try:
         seconds = float(text) if text else _DEFAULT_DEADLINE_SECONDS
     except ValueError:
-        seconds = -1.0
+        seconds = 0.0
     if not 0 < seconds <= 60:  # noqa: PLR2004 - no driver takes a minute to start
         raise ValueError(f"{_DEADLINE}={text}: must be more than 0 and at most 60 seconds")
     return seconds
@@ -187,32 +195,29 @@ def _lease_device(
     notes: list[str],
 ) -> Assignment:
     holder = holder_of(pid)
+
+    def assigned(leases: Sequence[Lease], devices: Sequence[Device]) -> Assignment:
+        return assign(
+            leases,
+            worker=worker,
+            holder=holder,
+            devices=devices,
+            is_alive=lambda other: is_alive(other, namespace=holder.namespace),
+            is_related=lambda other: is_related(other, holder),
+        )
+
     failures = []
     for path in _lease_files(environment, holder.namespace):
         try:
             with LeaseFile(path).locked() as held:
-                assigned = assign(
-                    held.read(),
-                    worker=worker,
-                    holder=holder,
-                    devices=devices,
-                    is_alive=lambda other: is_alive(other, namespace=holder.namespace),
-                    is_related=lambda other: is_related(other, holder),
-                )
-                held.write(assigned.leases)
-                return assigned
+                found = assigned(held.read(), devices)
+                held.write(found.leases)
+                return found
         except OSError as error:
             failures.append(f"{path}: {error.strerror or error}")
     notes.append(f"no lease file ({'; '.join(failures)}): set {_LEASE_FILE} to a writable path")
-    return assign(
-        (),
-        worker=worker,
-        holder=holder,
-        # Without a lease file, workers make different choices only because of their numbers.
-        devices=[replace(device, load=None) for device in devices],
-        is_alive=lambda _: False,
-        is_related=lambda _: False,
-    )
+    # Without a lease file, workers make different choices only because of their numbers.
+    return assigned((), [replace(device, load=None) for device in devices])
 
 
 def _lease_files(environment: Mapping[str, str], namespace: int) -> Iterator[Path]:

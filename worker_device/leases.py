@@ -222,7 +222,7 @@ class LeaseFile:
     def _open(self) -> int:
         # Open before creating: O_CREAT fails on another user's file in a sticky /tmp. Never follow
         # a link: it could point to any file.
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_NOFOLLOW
         for _ in range(2):
             with contextlib.suppress(FileNotFoundError):
                 return os.open(self._path, flags)

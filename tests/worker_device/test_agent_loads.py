@@ -14,7 +14,8 @@ from agent.report.contract import Device, Report, encode
 from extender.core.devices.readings import Signal
 from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
 from tests.worker_device.workers import Container
-from worker_device.agent_loads import REPORT_PATH, parse_loads
+from worker_device.agent_loads import REPORT_PATH, AgentError, fetch_loads, parse_loads
+from worker_device.visible import Load
 
 
 @pytest.fixture
@@ -83,6 +84,47 @@ def test_loads_are_parsed_from_the_agents_report() -> None:
         uuid(9, "MIG"): (None, 0.1),
         "MIG-b": (None, 0.1),
     }
+
+
+def test_any_signal_of_activity_shows_load_and_missing_memory_is_unknown() -> None:
+    signals = {
+        "graphics_active_ratio": [None, 0.1, None],
+        "sm_active_ratio": [0.3, 0.2, None],
+        "gpu_utilization_ratio": [None, 0.4, 0.5],
+        "memory_used_bytes": [None, 5, 5],
+        "memory_total_bytes": [10, 10, None],
+    }
+
+    loads = parse_loads({"devices": [{"uuid": name} for name in "abc"], "signals": signals})
+
+    assert loads == {
+        "a": Load(utilization_ratio=0.3),
+        "b": Load(utilization_ratio=0.4, memory_used_ratio=0.5),
+        "c": Load(utilization_ratio=0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    "report", [{"devices": {}, "signals": {}}, {"devices": [], "signals": []}], ids=repr
+)
+def test_a_report_of_another_form_is_refused(report: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="devices must be a list"):
+        parse_loads(report)
+
+
+@pytest.mark.parametrize("path", ["", "/", REPORT_PATH])
+def test_the_report_is_fetched_from_its_usual_path(agent: ThreadingHTTPServer, path: str) -> None:
+    _Agent.answer, _Agent.status = encode(report()), 200
+
+    loads = fetch_loads(f"http://127.0.0.1:{agent.server_port}{path}", 60)
+
+    assert loads[uuid(0)] == Load(utilization_ratio=0.9, memory_used_ratio=0.5)
+
+
+@pytest.mark.parametrize("path", ["/other", "/other/"])
+def test_a_path_in_the_url_is_kept(agent: ThreadingHTTPServer, path: str) -> None:
+    with pytest.raises(AgentError, match=f"{path}: HTTP Error 404"):
+        fetch_loads(f"http://127.0.0.1:{agent.server_port}{path}", 60)
 
 
 def test_loads_from_the_agent_decide(

@@ -1,7 +1,9 @@
 """Choice of a worker's device through the command and the function, by many processes at once."""
 
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +19,8 @@ import pytest
 from testkit.agent.fake_driver import GIB, FakeDriver, card, instance, uuid
 from tests.worker_device.workers import ROOT, WORKER, Container
 from worker_device.__main__ import main
-from worker_device.choice import choose_device, device_for_worker, parse_worker_id
+from worker_device.choice import Choice, choose_device, device_for_worker, parse_worker_id
+from worker_device.leases import holder_of, parse_leases
 from worker_device.probe import ProbePaths
 
 NOWHERE = ProbePaths(library="libabsent.so", proc_gpus=Path("/absent"), dev=Path("/absent"))
@@ -271,6 +274,184 @@ def test_device_for_worker_writes_one_line_and_returns_the_device(
     assert capsys.readouterr().err == "Worker 1 assigned to CPU; reason: no GPU found\n"
     assert device_for_worker(1, environment=environment, quiet=True) == "cpu"
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def own_driver(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Let this process find the fake driver's cards."""
+    monkeypatch.setenv("FAKE_NVML", driver.environment["FAKE_NVML"])
+    found = ProbePaths(library=str(driver.library))
+    monkeypatch.setattr("worker_device.choice.ProbePaths", lambda: found)
+    return driver
+
+
+@pytest.fixture
+def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this process use a lease file of its own, and none of its variables for GPUs."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "IDLEGPU_AGENT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "devices.json"
+    monkeypatch.setenv("IDLEGPU_DEVICE_FILE", str(path))
+    return path
+
+
+def holders(path: Path) -> list[int]:
+    return [one.holder.pid for one in parse_leases(path.read_bytes())]
+
+
+def test_a_choice_contains_all_that_a_caller_needs(own_driver: FakeDriver, leases: Path) -> None:
+    own_driver.has(card(5), card(6))
+
+    choice = choose_device(1, environment={"IDLEGPU_DEVICE_FILE": str(leases), "NODE_NAME": "n"})
+
+    assert (choice.device, choice.index, choice.uuid) == ("cuda:1", 1, uuid(6))
+    assert (choice.selector, choice.needs_selector) == (uuid(6), False)
+    assert holders(leases) == [os.getpid()]
+
+
+def test_without_a_gpu_the_choice_is_the_cpu() -> None:
+    choice = choose_device(1, environment={}, probe_paths=NOWHERE)
+
+    assert choice == Choice(
+        device="cpu",
+        index=None,
+        uuid="",
+        selector="",
+        needs_selector=False,
+        message="Worker 1 assigned to CPU; reason: no GPU found",
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "node"),
+    [
+        ({"IDLEGPU_NODE": "a", "NODE_NAME": "b"}, "a"),
+        ({"IDLEGPU_NODE": "", "NODE_NAME": "b"}, "b"),
+        ({}, socket.gethostname()),
+    ],
+    ids=["of idlegpu", "of the pod", "host"],
+)
+def test_a_device_without_a_known_identity_is_named_by_its_node(
+    tmp_path: Path, leases: Path, names: dict[str, str], node: str
+) -> None:
+    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text("Model: NVIDIA H100\n")
+    paths = ProbePaths(library="libabsent.so", proc_gpus=tmp_path / "gpus", dev=tmp_path)
+
+    choice = choose_device(
+        0, environment={"IDLEGPU_DEVICE_FILE": str(leases), **names}, probe_paths=paths
+    )
+
+    assert (choice.uuid, choice.selector) == ("", "0")
+    assert choice.message == (
+        f"Worker 0 assigned to GPU device: cuda:0 ({node}); reason: by worker number; "
+        "devices: 1; running workers: 1; other workers on this device: 0"
+    )
+
+
+def test_a_function_call_selects_an_instance_in_its_own_environment_only(
+    own_driver: FakeDriver, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_driver.has(card(0), instance(7), instance(9))
+    given = {"IDLEGPU_DEVICE_FILE": str(leases)}
+
+    assert device_for_worker(1, environment=given) == "cuda:0"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{uuid(7, 'MIG')},{uuid(9, 'MIG')}")
+    assert device_for_worker(1) == "cuda:0"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == uuid(9, "MIG")
+
+
+@pytest.mark.usefixtures("leases")
+def test_a_function_call_leaves_the_environment_of_whole_cards(own_driver: FakeDriver) -> None:
+    own_driver.has(card(0), card(1))
+
+    assert device_for_worker(1) == "cuda:1"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(("count", "is_asked"), [(1, False), (2, True)])
+def test_the_agent_is_asked_only_where_there_is_a_choice(
+    own_driver: FakeDriver, leases: Path, count: int, is_asked: bool
+) -> None:
+    own_driver.has(*(card(number) for number in range(count)))
+
+    choice = choose_device(
+        0, environment={"IDLEGPU_DEVICE_FILE": str(leases), "IDLEGPU_AGENT_URL": " file://x "}
+    )
+
+    note = "cannot read loads from the agent: file://x: must start with http:// or https://"
+    assert choice.message.endswith(note) is is_asked
+
+
+def test_the_lease_file_is_in_the_container_or_in_memory_that_containers_share(
+    own_driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_driver.has(card(0), card(1))
+    folders = [tmp_path / "tmp", tmp_path / "shm"]
+    monkeypatch.setattr("worker_device.choice._TEMPORARY", folders[0])
+    monkeypatch.setattr("worker_device.choice._SHARED_MEMORY", folders[1])
+    namespace = holder_of(os.getpid()).namespace
+
+    without = choose_device(0, environment={})
+    folders[1].mkdir()
+    second = choose_device(0, environment={})
+    folders[0].mkdir()
+    first = choose_device(0, environment={})
+
+    assert without.message.count("No such file or directory") == 2
+    assert "no lease file" not in second.message + first.message
+    assert holders(folders[1] / f"{namespace}-idlegpu-devices.json") == [os.getpid()]
+    assert holders(folders[0] / "idlegpu-devices.json") == [os.getpid()]
+
+
+@pytest.mark.parametrize("seconds", ["0.5", " 60 ", ""])
+def test_a_deadline_of_up_to_a_minute_is_accepted(seconds: str) -> None:
+    environment = {"IDLEGPU_DEVICE_DEADLINE_SECONDS": seconds}
+
+    assert choose_device(0, environment=environment, probe_paths=NOWHERE).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ([], "cuda:0"),
+        (["--index"], "0"),
+        (["--uuid"], uuid(0)),
+        (["--env"], f"export CUDA_VISIBLE_DEVICES={uuid(0)}"),
+    ],
+    ids=["device", "index", "uuid", "env"],
+)
+def test_the_command_leases_a_device_for_its_caller(
+    own_driver: FakeDriver,
+    leases: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    printed: str,
+) -> None:
+    own_driver.has(card(0), card(1))
+
+    assert main(arguments) == 0
+
+    said = capsys.readouterr()
+    assert said.out == printed + "\n"
+    assert said.err.startswith("Worker 0 assigned to GPU device: cuda:0 (")
+    assert holders(leases) == [os.getppid()]
+
+
+def test_the_command_leases_a_device_for_a_named_process(
+    own_driver: FakeDriver, leases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_driver.has(card(0), card(1))
+
+    assert main(["--quiet", "--worker-id", "1", "--pid", str(os.getpid())]) == 0
+    assert main(["--pid", str(1 << 30)]) == 2
+
+    said = capsys.readouterr()
+    assert said.out == "cuda:1\n"
+    assert said.err == f"--pid is {1 << 30}: must be the pid of a running process\n"
+    assert holders(leases) == [os.getpid()]
 
 
 def test_without_a_writable_lease_file_the_worker_number_decides(

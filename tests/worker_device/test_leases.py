@@ -1,9 +1,12 @@
+import fcntl
 import json
 import os
 import stat
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,33 @@ def test_less_loaded_devices_come_first_and_noise_is_ignored() -> None:
     assert ask((), 0, process(2), among).device.index == 1
     assert ask((), 2, process(2), among).device.index == 2
     assert ask((), 0, process(2), among).reason == "least loaded"
+
+
+def test_of_equally_busy_devices_the_one_with_less_memory_in_use_comes_first() -> None:
+    among = [
+        replace(device, load=Load(utilization_ratio=0.0, memory_used_ratio=used))
+        for device, used in zip(devices(3), (0.9, 0.3, 0.6), strict=True)
+    ]
+
+    assert ask((), 0, process(2), among).device.index == 1
+
+
+@pytest.mark.parametrize(
+    ("loads", "reason"),
+    [
+        ([0.0, 0.0], "least loaded"),
+        ([0.0, None], "by worker number"),
+        ([0.0], "by worker number"),
+    ],
+    ids=["loads are known", "one is unknown", "no choice"],
+)
+def test_loads_are_the_reason_only_if_all_are_known(loads: list[float | None], reason: str) -> None:
+    among = [
+        replace(device, load=None if load is None else Load(utilization_ratio=load))
+        for device, load in zip(devices(len(loads)), loads, strict=True)
+    ]
+
+    assert ask((), 0, process(2), among).reason == reason
 
 
 def test_a_device_with_unknown_load_ranks_between_idle_and_busy() -> None:
@@ -273,6 +303,21 @@ def test_the_newest_ended_leases_and_all_running_ones_are_kept() -> None:
     assert {lease.worker for lease in leases} >= {*range(40), 699, 600}
 
 
+def test_more_running_workers_than_leases_fit_leave_none_of_ended_ones() -> None:
+    alive = [Lease(worker=n, device="GPU-0", holder=process(n)) for n in range(2, MAX_LEASES + 9)]
+    gone = [Lease(worker=n, device="GPU-0", holder=process(n)) for n in range(1000, 1003)]
+
+    assigned = ask(
+        (*gone, *alive),
+        1,
+        process(1),
+        devices(1),
+        ended=frozenset(one.holder for one in gone),
+    )
+
+    assert assigned.leases[:-1] == tuple(alive)
+
+
 class Workers(RuleBasedStateMachine):
     """Workers that start, crash and restart in any order, with random device loads."""
 
@@ -384,6 +429,52 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
         pass
 
     assert target.read_text() == "keep"
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[int]:
+    """Lock the lease file by another descriptor, which ends the lock when it is closed."""
+    descriptor = os.open(tmp_path / "devices.json", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_worker_waits_until_the_file_is_unlocked(
+    locked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            fcntl.flock(locked, fcntl.LOCK_UN)
+
+    monkeypatch.setattr("worker_device.leases.time.sleep", pause)
+
+    with LeaseFile(tmp_path / "devices.json").locked() as held:
+        assert held.read() == ()
+
+    assert len(pauses) == 3
+
+
+@pytest.mark.usefixtures("locked")
+def test_a_file_that_stays_locked_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_device.leases._LOCK_DEADLINE_SECONDS", 0.0)
+
+    with (
+        pytest.raises(TimeoutError, match="another process has locked"),
+        LeaseFile(tmp_path / "devices.json").locked(),
+    ):
+        pass
+
+
+def test_a_process_that_has_ended_has_no_start_time() -> None:
+    assert holder_of(1 << 30) == Holder(
+        pid=1 << 30, started=0, namespace=holder_of(os.getpid()).namespace
+    )
 
 
 def test_ancestors_and_descendants_are_related_and_siblings_are_not() -> None:
