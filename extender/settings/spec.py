@@ -402,10 +402,10 @@ def _unknown(
         return "is no known name"
     by_name = {candidate.name: candidate for candidate in settings.values()}
     sections = {path[0] for path in settings if len(path) > 1} if len(where) == 1 else set()
-    close = difflib.get_close_matches(".".join(where), [*by_name, *sorted(sections)], n=1)
+    close = difflib.get_close_matches(".".join(where), [*by_name, *sorted(sections)])
     if not close:  # perhaps the name is correct, but in the wrong section
         by_last = {path[-1]: ".".join(path) for path in settings}
-        close = [by_last[name] for name in difflib.get_close_matches(where[-1], by_last, n=1)]
+        close = [by_last[name] for name in difflib.get_close_matches(where[-1], by_last)]
     if close:
         return f"is no known setting: did you mean {close[0]}?"
     return f"is no known setting: must be one of {', '.join(_names_in(where[:-1], settings))}"
