@@ -12,7 +12,7 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_groups import owner_key
 from extender.core.policy import EarlyFailures
-from extender.fleet.failures import FailureLog
+from extender.fleet.failures import _MOST_AVOIDED, FailureLog
 from testkit.builders import GPU, NOW, request
 from testkit.world import World
 
@@ -142,6 +142,80 @@ def test_the_number_of_an_owners_failures_on_a_node_does_not_count(
             or {at for at, who, _ in once if who == owner} == {node}
             for owner in here
         )
+
+
+def test_a_device_failure_fades_from_its_last_sign_reported_or_measured() -> None:
+    log = FailureLog(RULE, lambda _node, at: at == NOW + 600)
+    log.note(failed("a", "Job train", is_device_fault=True), NOW)
+    log.note(failed("a", "Job train", "next"), NOW + 600)
+    assert log.suspicion(NOW + 1200) == {"a": pytest.approx(1 - 0.5**0.5)}
+
+    log.note(failed("a", "Job train", "third", is_device_fault=True), NOW + 1200)
+
+    assert log.suspicion(NOW + 1200) == {"a": pytest.approx(0.5)}
+
+
+def test_late_news_of_a_failure_makes_no_later_one_older() -> None:
+    log = FailureLog(RULE)
+    log.note(failed("a", "Job train", is_device_fault=True), NOW + 600)
+    log.note(failed("a", "Job train", "late", is_device_fault=True), NOW)
+
+    assert log.suspicion(NOW + 600) == {"a": pytest.approx(0.5)}
+    assert log.of_owner("ns/Job train", NOW + 600) == {"a": 0.5}
+
+
+def test_a_failure_in_the_future_counts_in_full_and_no_more() -> None:
+    log = log_of(failed("a", "Job train", is_device_fault=True))
+
+    assert log.suspicion(NOW - 1e4) == {"a": pytest.approx(0.5)}
+
+
+def test_an_owners_nodes_are_avoided_in_rounded_shares_until_that_fades() -> None:
+    log = log_of(failed("a", "Job train"))
+    log.note(failed("b", "Job train"), NOW + 600)
+
+    assert log.of_owner("ns/Job train", NOW + 600) == {"a": 0.29, "b": 0.5}
+    assert log.of_owner("ns/Job train", NOW + 600 * 8) == {"b": 0.01}
+    assert log.of_owner("ns/Job other", NOW) == {}
+
+
+def test_an_owner_that_fails_on_many_nodes_avoids_the_latest_ones() -> None:
+    log = FailureLog(RULE)
+    for number in range(_MOST_AVOIDED + 3):
+        log.note(failed(f"node-{number}", "Job train"), NOW + number)
+
+    avoided = log.of_owner("ns/Job train", NOW)
+
+    assert set(avoided) == {f"node-{number}" for number in range(3, _MOST_AVOIDED + 3)}
+
+
+def test_failures_of_a_removed_node_and_faded_ones_leave_nothing() -> None:
+    log = log_of(failed("a", "Job train"), failed("b", "Job train"), failed("b", "Job other"))
+
+    log.forget("a")
+    assert log.of_owner("ns/Job train", NOW) == {"b": 0.5}
+    assert log.suspicion(NOW) == {"b": pytest.approx(0.5)}
+    log.forget("unknown")
+    log.suspicion(NOW + 1e5)
+
+    assert (log._by_node, log._by_owner) == ({}, {})
+
+
+def test_a_clock_that_was_set_back_shifts_every_time_of_a_failure() -> None:
+    faults = {NOW, NOW - 400}
+    log = FailureLog(RULE, lambda _node, at: at in faults)
+    log.note(failed("a", "Job train", is_device_fault=True), NOW)
+    log.note(failed("b", "Job other"), NOW)
+    before = log.suspicion(NOW), log.of_owner("ns/Job train", NOW)
+
+    log.shift_back(400)
+
+    after = log.suspicion(NOW - 400), log.of_owner("ns/Job train", NOW - 400)
+    assert before == after
+    assert log.suspicion(NOW + 200) == {
+        "a": pytest.approx(1 - 0.5**0.5),
+        "b": pytest.approx(1 - 0.5**0.5),
+    }
 
 
 # --- in the fleet ---------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupNeed
 from extender.core.nodes.inventory import Taint
 from extender.core.nodes.node_selection import Selection
-from extender.core.nodes.pod_groups import PodGroup
+from extender.core.nodes.pod_groups import POD_GROUP, PodGroup
 from extender.core.policy import GroupPolicy, Policy
 from extender.core.request.annotations import _parse_targets
 from extender.core.request.request import GpuRequest
+from extender.fleet import groups
 from extender.placement.placer import Victims
 from testkit.builders import GPU, pod_ref, ranking, rejected, request
 from testkit.world import World
@@ -157,6 +158,74 @@ def test_pods_that_are_gone_or_of_another_namespace_do_not_count(state: str) -> 
             made.fleet.apply_pod(replace(other, group=replace(GROUP, namespace="other")))
 
     assert need(made, "p-0", requested()) is None
+
+
+def test_the_other_pods_of_a_group_stay_when_one_is_gone_and_nothing_stays_of_them_all() -> None:
+    made = world({"a": "1"})
+    waiting(made, "p-0", "p-1", "p-2")
+
+    made.fleet.remove_pod("uid-p-1", made.now)
+    found = need(made, "p-0", requested())
+    assert found is not None
+    assert (found.size, made.fleet.groups.members(GROUP.key)) == (2, {"uid-p-0", "uid-p-2"})
+    for name in ("p-0", "p-2"):
+        made.fleet.remove_pod(f"uid-{name}", made.now)
+
+    assert made.fleet.groups._uids == {}
+
+
+def test_a_resource_that_no_node_offers_has_no_group() -> None:
+    made = world({"a": "1"})
+    waiting(made, "p-0", "p-1")
+
+    assert need(made, "p-0", GpuRequest(resource="amd.com/gpu", count=1, group=GROUP)) is None
+
+
+def test_node_selections_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_MOST_SELECTIONS", 2)
+    made = world({"a": "1", "b": "1"})
+    sizes = []
+    for number in range(5):
+        name = f"p-{number}"
+        group = replace(GROUP, name=name)
+        selection = Selection(labels=(("pool", str(number)),))
+        waiting(made, name, group=group, selection=selection)
+        for _ in range(2):
+            need(made, name, request(group=replace(group, size=9)))
+        sizes.append(len(made.fleet.groups._may_go))
+
+    assert sizes == [1, 2, 1, 2, 1]
+
+
+def test_a_pod_that_states_its_nodes_may_go_to_these_only() -> None:
+    made = world({"a": "1", "b": "1", "c": "1"})
+    waiting(made, "p-0", selection=Selection())
+
+    found = need(made, "p-0", requested(9, targets=_parse_targets("a; c")))
+
+    assert found is not None
+    assert found.may_go is not None
+    assert found.may_go.tolist() == [True, False, True]
+
+
+def test_only_a_group_that_is_tried_as_a_whole_counts_for_longer() -> None:
+    made = world({"a": "1"})
+    waiting(made, "whole", group=replace(GROUP, kind=POD_GROUP))
+    waiting(made, "one-by-one")
+    made.add_waiting("alone", "ns")
+    assumed = made.policy.assumed
+
+    seconds = {
+        name: made.fleet.groups.tentative_seconds(f"uid-{name}", assumed)
+        for name in ("whole", "one-by-one", "alone", "unknown")
+    }
+
+    assert seconds == {
+        "whole": assumed.simulated_seconds,
+        "one-by-one": assumed.tentative_seconds,
+        "alone": assumed.tentative_seconds,
+        "unknown": assumed.tentative_seconds,
+    }
 
 
 def test_a_pod_alone_in_its_group_or_in_none_needs_nothing() -> None:

@@ -8,7 +8,6 @@ from extender.core.devices.readings import Signal
 from extender.core.policy import Policy
 from extender.fleet.impossible_requests import request_problems
 from testkit.builders import GIB, request
-from testkit.webhook_requests import MakeClient, call, names_request, pod
 from testkit.world import World
 
 MIB = 1 << 20
@@ -61,15 +60,3 @@ def test_a_gpu_of_unknown_size_may_have_the_memory() -> None:
     world.add_node("new", labels={})
 
     assert problems(world, 400 * GIB) == []
-
-
-async def test_the_pods_owner_is_warned_when_the_pod_is_refused(
-    aiohttp_client: MakeClient,
-) -> None:
-    world = world_of(OF_80_GB)
-    client = await aiohttp_client(world.build_app())
-
-    answer = await call(client, "filter", names_request("n-0", requester=pod(gpu_memory="80Gi")))
-
-    assert answer["NodeNames"] == []
-    assert [problem.annotation for problem in world.problems] == ["idlegpu.io/gpu-memory"]

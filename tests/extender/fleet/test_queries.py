@@ -1,0 +1,341 @@
+"""Test what the fleet answers about pods, devices and nodes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings, Signal
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.pod_groups import POD_GROUP, PodGroup
+from extender.fleet.latest_values import MOST_SOURCES
+from extender.fleet.pods import LEAST_SAMPLES, Use
+from testkit.agent.fleet_reports import Agents
+from testkit.builders import GIB, GPU, request
+from testkit.world import World, one_node
+
+KIN = ("ns/Job train", "ns images 5d8f9c")
+
+
+def reported(world: World, *shares: tuple[DeviceKey, str, int]) -> None:
+    """Apply an answer with the memory of pods, as exporters report it for shared devices."""
+    world.clock.now += 30.0
+    card = world.card()
+    world.fleet.apply_readings(
+        Readings(
+            source="prometheus",
+            at=world.now,
+            devices=(card.info,),
+            columns={signal: np.array([value]) for signal, value in card.values.items()},
+            measured_at=np.array([world.now]),
+            tenants={card.info.key: card.tenants},
+            shares=shares,
+        )
+    )
+
+
+def uses(world: World, used: float) -> None:
+    world.card().values.update({Signal.MEMORY_USED: used, Signal.MEMORY_FREE: 80 * GIB - used})
+
+
+# --- memory of pods -------------------------------------------------------------------------------
+
+
+def test_memory_that_a_source_reports_for_pods_is_theirs_and_the_rest_is_foreign() -> None:
+    world = one_node(1, replicas=4)
+    for name in ("a", "b"):
+        world.bind(name, on=[world.card()])
+    uses(world, 30 * GIB)
+    key, unknown = world.card().info.key, DeviceKey(("GPU-unknown", ""))
+
+    reported(
+        world,
+        (key, "ns/a", int(8 * GIB)),
+        (key, "ns/b", int(20 * GIB)),
+        (key, "ns/stranger", int(GIB)),
+        (unknown, "ns/a", int(GIB)),
+    )
+
+    memory = world.fleet.pod_memory
+    assert [memory.last(f"uid-{name}", key) for name in ("a", "b", "stranger")] == [
+        8 * GIB,
+        20 * GIB,
+        None,
+    ]
+    assert memory.last("uid-a", unknown) is None
+    row = world.fleet.store.row_of(key)
+    assert row is not None
+    assert world.fleet.store.occupancy(row) == (30 * GIB, 30 * GIB, 2 * GIB)
+
+
+def test_memory_of_some_pods_of_a_device_shows_no_foreign_use() -> None:
+    world = one_node(1, replicas=4)
+    for name in ("a", "b"):
+        world.bind(name, on=[world.card()])
+    uses(world, 30 * GIB)
+    key = world.card().info.key
+
+    reported(world, (key, "ns/a", int(8 * GIB)))
+
+    row = world.fleet.store.row_of(key)
+    assert row is not None
+    assert world.fleet.store.occupancy(row)[2] == 0.0
+
+
+def test_an_agents_memory_of_pods_counts_with_its_next_report() -> None:
+    world = one_node(1, replicas=4)
+    agents, key = Agents(world), world.card().info.key
+    agents.pods = {key: ("ns/a",)}
+    world.bind("a", memory_bytes=int(GIB), on=[world.card()])
+    agents.report()
+    world.clock.now += 60.0
+
+    world.fleet.note_shares("node", [(key, "uid-a", int(20 * GIB))], world.now)
+    agents.report(MEMORY_USED=30 * GIB, MEMORY_FREE=50 * GIB)
+
+    row = world.fleet.store.row_of(key)
+    assert row is not None
+    assert world.fleet.store.occupancy(row) == (30 * GIB, 29 * GIB, 10 * GIB)
+    assert world.fleet._shares == {}
+
+
+def test_pods_like_measured_ones_are_expected_to_use_as_much() -> None:
+    world = one_node(1, replicas=4)
+    at = world.now - 600.0
+    world.bind(
+        "a", on=[world.card()], owner="Job train", likeness=KIN[1:], bound_at=at, started_at=at
+    )
+    uses(world, 30 * GIB)
+    reported(world)
+    key = world.card().info.key
+    reported(world, (key, "ns/a", int(21 * GIB)))
+
+    assert world.fleet.measured_like(KIN[1:]) == (KIN[1], [21 * GIB])
+    assert world.fleet.measured_like(("ns/Job other",)) is None
+    informed = world.fleet.informed(request(), KIN)
+    assert informed.expected_bytes == 24 * GIB
+    assert world.fleet.informed(request(memory_bytes=1), KIN).expected_bytes is None
+    assert world.fleet.informed(request(memory_share=0.5), KIN).expected_bytes is None
+    assert world.fleet.informed(request(), ()).expected_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("use", "is_enough"),
+    [
+        (Use(activity_ratio=0.1, memory_bytes=1.0, samples=LEAST_SAMPLES), True),
+        (Use(activity_ratio=0.1, memory_bytes=1.0, samples=LEAST_SAMPLES - 1), False),
+        (Use(activity_ratio=0.1, samples=LEAST_SAMPLES), False),
+        (Use(memory_bytes=1.0, samples=LEAST_SAMPLES), False),
+    ],
+    ids=["enough", "too few samples", "no memory", "no activity"],
+)
+def test_advice_needs_activity_and_memory_of_some_time(use: Use, is_enough: bool) -> None:
+    assert use.is_enough is is_enough
+
+
+# --- devices of pods ------------------------------------------------------------------------------
+
+
+def test_the_gpus_of_a_pod_are_those_that_a_source_shows() -> None:
+    world = one_node(4)
+    shown = world.bind("shown", count=2, on=[world.card(index=3), world.card(index=1)])
+    hidden = world.bind("hidden")
+    world.read_after(30)
+    world.fleet.snapshot()
+
+    assert world.fleet.gpus_of(shown) == (1, 3)
+    assert world.fleet.gpus_of(hidden) == ()
+    assert [world.fleet.is_shown(uid) for uid in (shown.uid, hidden.uid, "unknown")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_foreign_processes_are_those_of_the_last_report() -> None:
+    world = one_node(2)
+    first, second = world.card().info, world.card(index=1).info
+    process = ForeignProcess(
+        pid=7, name="a", memory_bytes=None, started_at=None, pod="", container=""
+    )
+
+    world.fleet.note_foreign("node", {first.key: (process,)})
+    assert [world.fleet.foreign_on(info) for info in (first, second)] == [(process,), ()]
+    world.fleet.note_foreign("node", {})
+
+    assert world.fleet.foreign_on(first) == ()
+    assert world.fleet._foreign == {}
+
+
+def test_the_largest_card_and_the_offered_resources_are_those_of_the_snapshot() -> None:
+    world = World()
+    assert list(world.fleet.offered) == []
+    assert world.fleet.largest_card() == 0
+    world.add_node("node", 2)
+    world.card(index=1).values[Signal.MEMORY_FREE] = 90 * GIB
+    world.read()
+
+    assert world.fleet.largest_card() == 90 * GIB
+    assert list(world.fleet.offered) == [GPU]
+
+
+def test_the_number_of_sources_is_limited() -> None:
+    world = one_node(1)
+
+    for number in range(2, MOST_SOURCES):  # the first is none, the second the world's
+        world.fleet.prefer(f"source-{number}", 0.0)
+
+    with pytest.raises(ValueError, match="too many sources: one-more"):
+        world.fleet.prefer("one-more", 0.0)
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def test_what_all_pods_request_of_a_node_reduces_its_room() -> None:
+    world = World()
+    world.fleet.apply_host_use("node", HostResources(millicores=1000))
+    world.add_node("node", 2, host=HostResources(8000, 64, 32))
+    world.read()
+
+    def room() -> tuple[int, int, int]:
+        row = world.row()
+        return row.free_millicores, row.free_bytes, row.free_storage_bytes
+
+    assert room() == (7000, 64, 32)
+    world.fleet.apply_host_use("node", HostResources(3000, 14, 2))
+    assert room() == (5000, 50, 30)
+    world.fleet.apply_host_use("node", HostResources())
+    assert room() == (8000, 64, 32)
+    world.fleet.apply_host_use("unknown", HostResources(1))
+    assert world.fleet.is_settled
+
+
+def test_a_request_for_the_next_pod_of_a_reverted_group_drops_the_pods_after_it() -> None:
+    world = one_node(4)
+    group = PodGroup(POD_GROUP, "ns", "train")
+    for name in ("a", "b", "c", "other"):
+        own = None if name == "other" else group
+        world.add_waiting(name, "ns", resources={GPU: 1}, group=own)
+        world.place(name, request(group=own))
+    before = world.fleet.ledger.get("uid-a")
+    assert before is not None
+    assert before.expires_at is not None
+
+    world.fleet.groups.note_request("uid-b", None, until=world.now + 1e6)
+    world.fleet.groups.note_request("uid-b", replace(group, kind="JobSet"), until=world.now + 1e6)
+    assert world.fleet.ledger.get("uid-c") is not None
+    world.fleet.groups.note_request("uid-a", group, until=before.expires_at + 5.0)
+
+    left = {name: world.fleet.ledger.get(f"uid-{name}") for name in ("a", "b", "c", "other")}
+    assert (left["b"], left["c"]) == (None, None)
+    assert left["other"] is not None
+    assert left["a"] is not None
+    assert left["a"].expires_at == before.expires_at + 5.0
+
+
+def test_the_others_of_a_group_count_for_longer_once_one_of_them_is_bound() -> None:
+    world = one_node(4)
+    group = PodGroup(POD_GROUP, "ns", "train")
+    for name in ("a", "b"):
+        world.add_waiting(name, "ns", resources={GPU: 1}, group=group)
+        world.place(name, request(group=group))
+    world.clock.now += 1.0
+
+    world.bind("a", group=group)
+
+    assumed = world.fleet.ledger.get("uid-b")
+    assert assumed is not None
+    assert assumed.expires_at is not None
+    assert assumed.expires_at >= world.now + world.policy.assumed.tentative_seconds
+
+
+# --- nodes without some pods ----------------------------------------------------------------------
+
+
+def test_a_pod_that_leaves_a_shared_device_releases_only_its_own_memory() -> None:
+    world = one_node(1, replicas=4)
+    declared = {"leaver": 20, "stays": 10, "unknown": None}
+    for name, gib in declared.items():
+        memory = None if gib is None else int(gib * GIB)
+        world.bind(name, on=[world.card()], memory_bytes=memory)
+    uses(world, 50 * GIB)
+    world.read_after(600)
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.freed == (False,)
+    assert leaving.row.used == (2,)
+    assert leaving.released_bytes == (20 * GIB,)
+    assert leaving.released_others == (0.0,)
+
+
+def test_the_last_pod_without_a_declaration_releases_all_undeclared_memory() -> None:
+    world = one_node(1, replicas=4)
+    world.bind("stays", on=[world.card()], memory_bytes=int(10 * GIB))
+    world.bind("leaver", on=[world.card()])
+    uses(world, 50 * GIB)
+    world.read_after(600)
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.freed == (False,)
+    assert leaving.released_bytes == leaving.released_others == (40 * GIB,)
+
+
+def test_memory_that_a_pod_was_seen_to_use_is_what_it_releases() -> None:
+    world = one_node(1, replicas=4)
+    for name in ("leaver", "stays"):
+        world.bind(name, on=[world.card()], memory_bytes=int(10 * GIB))
+    uses(world, 40 * GIB)
+    key = world.card().info.key
+    reported(world, (key, "ns/leaver", int(25 * GIB)), (key, "ns/stays", int(15 * GIB)))
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.released_bytes == (25 * GIB,)
+    assert leaving.released_others == (15 * GIB,)
+
+
+def test_a_share_whose_holder_is_unknown_releases_its_declaration() -> None:
+    world = one_node(1, replicas=4)
+    world.is_mapped = False
+    for name in ("leaver", "stays"):
+        world.bind(name, memory_bytes=int(10 * GIB))
+    uses(world, 15 * GIB)
+    world.read_after(600)
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.freed == (False,)
+    assert leaving.released_bytes == (10 * GIB,)
+    assert leaving.released_others == (0.0,)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_whole_devices_of_an_unshown_pod_are_the_fullest_ones(count: int) -> None:
+    world = one_node(4)
+    world.is_mapped = False
+    world.bind("leaver", count=count)
+    for index, used in enumerate((1, 30, 2, 20)):
+        world.card(index=index).values.update(
+            {Signal.MEMORY_USED: used * GIB, Signal.MEMORY_FREE: (80 - used) * GIB}
+        )
+    world.read_after(30)
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.freed == (False, True, False, count == 2)
+    assert leaving.released_bytes[1] == 30 * GIB
+
+
+def test_nothing_leaves_with_no_victim() -> None:
+    world = one_node(2)
+    world.bind("stays", on=[world.card()])
+    uses(world, 30 * GIB)
+    world.read_after(30)
+
+    leaving = world.fleet.leaving("node", frozenset())[GPU]
+
+    assert leaving.freed == (False, False)
+    assert leaving.released_bytes == (0.0, 0.0)
