@@ -14,7 +14,13 @@ from agent.report.contract import Device, Report, encode
 from extender.core.devices.readings import Signal
 from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
 from tests.worker_device.workers import Container
-from worker_device.agent_loads import REPORT_PATH, AgentError, fetch_loads, parse_loads
+from worker_device.agent_loads import (
+    REPORT_PATH,
+    SIGNALS,
+    AgentError,
+    fetch_loads,
+    parse_loads,
+)
 from worker_device.visible import Load
 
 
@@ -95,8 +101,11 @@ def test_any_signal_of_activity_shows_load_and_missing_memory_is_unknown() -> No
         "memory_total_bytes": [10, 10, None],
     }
 
-    loads = parse_loads({"devices": [{"uuid": name} for name in "abc"], "signals": signals})
+    devices = [{"uuid": name} for name in "abc"]
 
+    loads = parse_loads({"devices": devices, "signals": signals})
+
+    assert signals.keys() == set(SIGNALS)
     assert loads == {
         "a": Load(utilization_ratio=0.3),
         "b": Load(utilization_ratio=0.4, memory_used_ratio=0.5),

@@ -132,6 +132,27 @@ def test_an_unknown_order_of_several_models_is_a_warning(
     )
 
 
+@pytest.mark.parametrize("script", ["echo started", "exit 1", None])
+def test_cuda_that_cannot_be_asked_gives_no_order(
+    driver: FakeDriver,
+    paths: ProbePaths,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str | None,
+) -> None:
+    mixed(driver)
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    monkeypatch.setattr("worker_device.probe.sys.executable", str(python))
+
+    result = find_cards({}, paths=paths, deadline_seconds=DEADLINE_SECONDS)
+
+    assert [one.minor for one in result.cards] == [0, 1, 2]
+    assert "CUDA's order is unknown" in result.order_warning
+
+
 def test_a_library_without_the_calls_of_nvml_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / "nvidia3").touch()
     paths = ProbePaths(library="libc.so.6", proc_gpus=tmp_path / "absent", dev=tmp_path)
