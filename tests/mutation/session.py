@@ -33,6 +33,8 @@ SHORTEST_LIMIT_SECONDS: Final = 10.0
 LEARN_LIMIT_SECONDS: Final = 1800.0
 IDLE_SECONDS: Final = 60.0
 """Sleeping time after which a test counts as hanging, unless it used some CPU in between."""
+_LONGEST_POLL_SECONDS: Final = 1.0
+"""Sleeping time that one look can show: more time between two looks is a pause of the machine."""
 _LEAST_CPU_SECONDS: Final = 0.1
 """CPU use that is more than a timer's in a test that hangs."""
 
@@ -358,7 +360,7 @@ def in_a_fork(
         if spent - busy >= _LEAST_CPU_SECONDS:
             busy, slept = spent, 0.0
         elif not is_running:
-            slept += now - at
+            slept += min(now - at, _LONGEST_POLL_SECONDS)
         at = now
         has_ended = bool(os.waitpid(child, os.WNOHANG)[0])
     with contextlib.suppress(ProcessLookupError):
