@@ -395,8 +395,8 @@ class PodClocks:
         is_late = now - pod.started_at > _AGREE_SECONDS
         if pod.started_at > now or (before is not None and is_late):
             self._started_at[pod.uid] = now
-        elif (pod.bound_at or 0.0) > pod.started_at:
-            self._started_at[pod.uid] = min(pod.bound_at or 0.0, now)
+        elif pod.bound_at is not None and pod.bound_at > pod.started_at:
+            self._started_at[pod.uid] = min(pod.bound_at, now)
 
     def _note_last(self, before: PodRecord | None, pod: PodRecord, now: float) -> None:
         """Record when a pod's containers last started."""

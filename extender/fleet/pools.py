@@ -68,9 +68,9 @@ def _rebuild(
     unwritten, kept = set(before.unwritten), list[int]()
     pairs = zip(nodes, ordered, strict=True)
     while some := list(islice(pairs, _PIECE_NODES)):
-        found = ((before.row_of.get(node, -1), row) for node, row in some)
+        found = ((before.row_of.get(node), row) for node, row in some)
         kept += (
-            at if at >= 0 and at not in unwritten and _is_same(before.rows[at], row) else -1
+            -1 if at is None or at in unwritten or not _is_same(before.rows[at], row) else at
             for at, row in found
         )
         yield

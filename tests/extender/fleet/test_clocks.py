@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.fleet.pods import _AGREE_SECONDS, PodClocks
-from testkit.builders import GIB, NOW, ranking, rejected, request
+from testkit.builders import GIB, GPU, NOW, ranking, rejected, request
 from testkit.world import BUSY, World, time_sliced
 
 OFF = [-3600.0, -300.0, 0.0, 300.0, 3600.0]
@@ -134,6 +134,61 @@ def test_device_holders_of_a_namesake_do_not_count_for_a_new_pod() -> None:
     assert row is not None
     world.fleet.snapshot()
     assert world.fleet.tenants_of(row) == ()
+
+
+@pytest.mark.parametrize(
+    ("bound_at", "started_at", "expected"),
+    [
+        (None, 0.5, 0.5),
+        (NOW - 60, NOW - 30, NOW - 30),
+        (NOW - 30, NOW - 60, NOW - 30),
+        (NOW + 30, NOW - 60, NOW),
+        (NOW - 60, NOW + 30, NOW),
+        (NOW - 60, None, None),
+    ],
+    ids=["unbound", "after", "before", "bound in the future", "in the future", "not started"],
+)
+def test_a_pod_starts_after_its_binding_and_not_in_the_future(
+    bound_at: float | None, started_at: float | None, expected: float | None
+) -> None:
+    clocks = PodClocks()
+    pod = PodRecord(
+        uid="p",
+        namespace="ns",
+        name="p",
+        node="node",
+        resources={GPU: 1},
+        phase=PodPhase.RUNNING,
+        bound_at=bound_at,
+        started_at=started_at,
+    )
+
+    clocks.note(None, pod, NOW)
+
+    assert clocks.started_at(pod) == expected
+    clocks.shift_back(10.0)
+    is_corrected = expected is not None and expected != started_at
+    assert clocks.started_at(pod) == (NOW - 10.0 - (NOW - expected) if is_corrected else expected)
+
+
+def test_corrected_times_of_binding_and_failure_shift_with_the_clock() -> None:
+    clocks = PodClocks()
+    pod = PodRecord(
+        uid="p",
+        namespace="ns",
+        name="p",
+        node="node",
+        bound_at=NOW + 60,
+        failed_at=NOW + 90,
+    )
+    assert clocks.correct(None, pod, NOW).bound_at == NOW
+
+    clocks.shift_back(600.0)
+
+    corrected = clocks.correct(None, pod, NOW - 590.0)
+    assert (corrected.bound_at, corrected.failed_at) == (NOW - 600.0, NOW - 600.0)
+    clocks.forget("p")
+    assert clocks.correct(None, pod, NOW + 100.0) is pod
 
 
 def test_a_reading_in_the_second_of_a_pods_end_may_still_show_the_pod() -> None:

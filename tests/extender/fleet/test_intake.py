@@ -90,6 +90,19 @@ def test_no_step_applies_more_devices_than_one_piece(
     assert taken == {0, 2, 4, 5}
 
 
+def test_signals_that_depend_on_no_other_are_applied_in_steps_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "_PIECE_VALUES", 10)
+    said = answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False)
+    others = (Signal.TEMPERATURE, Signal.POWER, Signal.SM_ACTIVE, Signal.DRAM_ACTIVE)
+    more = replace(said, columns={**said.columns, **{one: np.ones(5) for one in others}})
+
+    few, many = (len(list(DeviceStore(Policy()).apply_in_steps(one, NOW))) for one in (said, more))
+
+    assert many - few == 2, "two signals of five devices are one piece"
+
+
 def test_no_step_applies_more_than_one_piece_while_devices_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import Readings, Signal
-from extender.core.policy import Policy
+from extender.core.policy import Freshness, Policy
+from extender.core.steps import finish
+from extender.fleet import columns
+from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.fleet.store import DeviceStore
 from testkit.builders import GIB, NOW
 from tests.extender.fleet.stores import CARD, INSTANCE, NAN, estimated, free, readings, store_of
@@ -119,6 +122,51 @@ def test_a_temperature_that_is_no_longer_reported_is_soon_forgotten() -> None:
 
     later(store, 150, set())
     assert estimated(store, NOW + 150).stress[0] == 0.0
+    assert store.value(Signal.TEMPERATURE, 0) is None
+
+
+def test_activity_is_as_old_as_its_newest_kind() -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
+
+    later(store, 100, ACTIVITY, GPU_UTILIZATION=0.1)
+
+    assert estimated(store, NOW + 200).freshness[0] == 1.0
+
+
+def test_the_source_of_activity_is_that_of_utilization_or_else_of_other_evidence() -> None:
+    store = DeviceStore(Policy())
+    store.apply(without(readings(CARD), ACTIVITY), NOW)
+    assert store.reported_activity(0) is None
+
+    store.apply(without(readings(CARD, at=NOW + 10, SM_ACTIVE=0.4), ACTIVITY), NOW + 10)
+    assert store.reported_activity(0) == ("prometheus", NOW + 10)
+
+    store.apply(replace(readings(CARD, at=NOW + 20), source="agent"), NOW + 20)
+    later(store, 30, ACTIVITY, SM_ACTIVE=0.4)
+    assert store.reported_activity(0) == ("agent", NOW + 20)
+
+
+def test_values_stay_when_rows_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LEAST", 1)
+    store = store_of(CARD, TEMPERATURE=50.0)
+    others = [replace(CARD, uuid=f"GPU-{number}", index=number) for number in range(1, 9)]
+
+    store.apply(without(readings(*others, at=NOW + 10), MEMORY), NOW + 10)
+
+    values = [store.value(Signal.TEMPERATURE, row) for row in range(9)]
+    assert values == [50.0, *[None] * 8]
+    assert store.reported([Signal.TEMPERATURE], 0) == ("prometheus", NOW)
+    assert [store.reported(MEMORY_SIGNALS, row) for row in range(1, 9)] == [None] * 8
+
+
+def test_an_adopted_age_limit_counts_for_values_that_are_no_longer_reported() -> None:
+    store = store_of(CARD, TEMPERATURE=95.0)
+    finish(store.adopt_in_steps(Policy(freshness=Freshness(max_age_seconds=300.0))))
+
+    later(store, 300, set())
+    assert store.value(Signal.TEMPERATURE, 0) == 95.0
+
+    later(store, 330, set())
     assert store.value(Signal.TEMPERATURE, 0) is None
 
 

@@ -15,7 +15,7 @@ from extender.fleet.fleet import _PIECE_NODES
 from extender.fleet.snapshots import _REFRESH_SECONDS
 from testkit.builders import GPU, request
 from testkit.world import World
-from tests.extender.fleet.changes import bulk, node_record
+from tests.extender.fleet.changes import bulk, columns, node_record
 
 
 def test_pods_that_end_in_bulk_wait_for_the_steps_and_a_new_pod_does_not() -> None:
@@ -75,6 +75,7 @@ def test_nodes_that_all_change_become_dirty_rows_some_at_a_time(
     assert {row.allocatable for row in pool.rows} == {4}
     assert sum(dirty_nodes) == 100
     assert max(dirty_nodes) < 16 + _PIECE_NODES
+    assert len(dirty_nodes) < 100 / _PIECE_NODES
 
 
 def test_no_step_allocates_many_nodes_though_pods_came_to_all_of_them(
@@ -126,7 +127,10 @@ def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
 
     assert sum(dirty_nodes) == 100
     assert max(dirty_nodes) <= 16
-    assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
+    refreshed = world.fleet.snapshot()
+    assert not any(row.held for row in refreshed.pools[GPU].rows)
+    assert refreshed.telemetry.presumed[:100].all()
+    assert columns(world.fleet.snapshot_of_all().telemetry) == columns(refreshed.telemetry)
 
 
 def test_pools_are_rebuilt_some_nodes_at_a_time(

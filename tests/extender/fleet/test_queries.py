@@ -1,6 +1,7 @@
 """Test what the fleet answers about pods, devices and nodes."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from extender.fleet.latest_values import MOST_SOURCES
 from extender.fleet.pods import LEAST_SAMPLES, Use
 from testkit.agent.fleet_reports import Agents
 from testkit.builders import GIB, GPU, request
-from testkit.world import World, one_node
+from testkit.world import BUSY, World, one_node
 
 KIN = ("ns/Job train", "ns images 5d8f9c")
 
@@ -97,6 +98,95 @@ def test_an_agents_memory_of_pods_counts_with_its_next_report() -> None:
     assert row is not None
     assert world.fleet.store.occupancy(row) == (30 * GIB, 29 * GIB, 10 * GIB)
     assert world.fleet._shares == {}
+
+
+@pytest.mark.parametrize(
+    ("of_pods", "foreign"),
+    [
+        ((28, 0), 2 * GIB),
+        ((20, 6), 4 * GIB),
+        ((26, 0), 0.0),
+        ((33, 0), 0.0),
+        ((34, 0), 0.0),
+    ],
+    ids=["nearly all", "both known", "one unknown", "a bit more", "more than there is"],
+)
+def test_memory_of_pods_counts_only_if_it_explains_the_device(
+    of_pods: tuple[int, int], foreign: float
+) -> None:
+    world = one_node(1, replicas=4)
+    for name in ("a", "b"):
+        world.bind(name, on=[world.card()])
+    uses(world, 30 * GIB)
+    key = world.card().info.key
+
+    reported(
+        world,
+        *((key, f"ns/{name}", int(gib * GIB)) for name, gib in zip("ab", of_pods, strict=True)),
+    )
+
+    row = world.fleet.store.row_of(key)
+    assert row is not None
+    assert world.fleet.store.occupancy(row) == (30 * GIB, 30 * GIB, foreign)
+
+
+def test_an_agents_memory_of_pods_is_known_for_advice() -> None:
+    world = one_node(1, replicas=4)
+    pod, key = world.bind("a", on=[world.card()]), world.card().info.key
+
+    world.fleet.note_shares("node", [(key, pod.uid, 5)], world.now)
+    world.fleet.note_shares("node", [(key, pod.uid, 4)], world.now + 60)
+
+    assert world.fleet.pod_memory.last(pod.uid, key) == 4
+    assert world.fleet.pod_memory.use(pod.uid, [key]) == Use(
+        memory_most_bytes=5.0, samples=2, seconds=60.0
+    )
+
+
+@pytest.mark.parametrize("changes", [{"started_at": None}, {}], ids=["no", "yes"])
+def test_only_a_pod_that_started_some_time_before_a_reading_is_measured(
+    changes: dict[str, Any],
+) -> None:
+    world = one_node(1, replicas=4)
+    uses(world, 30 * GIB)
+    world.bind("a", on=[world.card()], owner="Job train", likeness=KIN[1:], **changes)
+
+    world.read_after(200, times=2)
+    world.fleet.snapshot()
+
+    expected = None if changes else (KIN[1], [30 * GIB])
+    assert world.fleet.measured_like(KIN[1:]) == expected
+
+
+def test_a_pod_on_a_device_without_readings_is_not_measured() -> None:
+    world = World()
+    world.add_node("node", 1, replicas=4)
+    world.card().values = {Signal.TEMPERATURE: 40.0}
+    world.bind("a", on=[world.card()], likeness=KIN[1:], started_at=0.0, bound_at=None)
+
+    world.read_after(30, times=2)
+    world.fleet.snapshot()
+
+    assert world.fleet.measured_like(KIN[1:]) is None
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["shown", "not shown"])
+def test_use_measured_since_a_late_pods_binding_is_its_own(is_mapped: bool) -> None:
+    world = one_node(2)
+    world.is_mapped = is_mapped
+    bound_at = world.now
+    for index in (0, 1):
+        world.card(index=index).values |= BUSY
+    world.read_after(30, times=3)
+    rows = [world.fleet.store.row_of(world.card(index=index).info.key) for index in (0, 1)]
+    before = [world.fleet.store.is_foreign(row) for row in rows if row is not None]
+
+    world.bind("late", on=[world.card()], bound_at=bound_at, started_at=bound_at)
+    world.read_after(30)
+    world.fleet.snapshot()
+
+    after = [world.fleet.store.is_foreign(row) for row in rows if row is not None]
+    assert (before, after) == ([True, True], [False, is_mapped])
 
 
 def test_pods_like_measured_ones_are_expected_to_use_as_much() -> None:
@@ -310,6 +400,51 @@ def test_a_share_whose_holder_is_unknown_releases_its_declaration() -> None:
     assert leaving.freed == (False,)
     assert leaving.released_bytes == (10 * GIB,)
     assert leaving.released_others == (0.0,)
+
+
+def test_a_share_whose_holder_is_unknown_releases_what_no_pod_declared() -> None:
+    world = one_node(1, replicas=4)
+    world.is_mapped = False
+    world.bind("leaver")
+    world.bind("stays", memory_bytes=int(10 * GIB))
+    uses(world, 50 * GIB)
+    world.read_after(600)
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.released_bytes == leaving.released_others == (40 * GIB,)
+
+
+def test_the_last_pod_of_a_device_releases_all_but_foreign_memory() -> None:
+    world = one_node(1, replicas=4)
+    uses(world, 8 * GIB)
+    world.read_after(30, times=3)
+    world.bind("leaver", on=[world.card()])
+    uses(world, 30 * GIB)
+    world.read_after(600)
+
+    leaving = world.fleet.leaving("node", frozenset({"uid-leaver"}))[GPU]
+
+    assert leaving.freed == (True,)
+    assert leaving.released_bytes == leaving.released_others == (22 * GIB,)
+    assert leaving.foreign == (True,)
+
+
+@pytest.mark.parametrize(("cards", "released"), [(1, (30 * GIB,)), (2, None)])
+def test_an_ended_pod_of_an_unknown_share_held_the_only_device(
+    cards: int, released: tuple[float, ...] | None
+) -> None:
+    world = one_node(cards, replicas=4)
+    world.is_mapped = False
+    leaver = world.bind("leaver", memory_bytes=int(30 * GIB))
+    world.bind("stays", memory_bytes=int(10 * GIB))
+    uses(world, 60 * GIB)
+    world.read_after(600)
+
+    world.end(leaver)
+
+    leaving = world.row().leaving
+    assert (None if leaving is None else leaving.released_bytes) == released
 
 
 @pytest.mark.parametrize("count", [1, 2])

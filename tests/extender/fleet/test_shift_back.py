@@ -13,7 +13,7 @@ from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
 from testkit.builders import GPU, NOW, ranking, request
-from testkit.world import BUSY, World
+from testkit.world import BUSY, IDLE, World
 from tests.extender.fleet.stores import CARD, estimated, readings, row_of, store_of
 
 STEP = 600.0
@@ -72,6 +72,27 @@ def test_windows_and_streaks_count_readings_after_the_step() -> None:
     assert row is not None
     assert telemetry.utilization[row] == pytest.approx(0.9, abs=0.05)
     assert world.fleet.store.is_in_use(row)
+
+
+def test_load_of_the_last_minutes_is_the_same_after_the_step() -> None:
+    peaks: dict[float, list[float]] = {}
+    for step in (0.0, STEP):
+        world = World()
+        world.add_node("node", 1, replicas=4)
+        world.read()
+        world.bind("tenant", on=[world.card()])
+        world.card().values |= BUSY
+        world.read_after(15, times=60)
+        world.clock.now -= step
+        world.card().values |= IDLE
+        peaks[step] = []
+        for _ in range(40):
+            world.read_after(15)
+            peaks[step].append(world.estimated(world.card(), "peak"))
+
+    assert peaks[STEP] == pytest.approx(peaks[0.0], abs=0.2)  # one part of the window
+    assert peaks[0.0][0] > 0.5
+    assert peaks[0.0][-1] == peaks[STEP][-1] == 0.0
 
 
 def test_a_device_that_no_source_reports_is_forgotten_in_time() -> None:

@@ -1,5 +1,7 @@
 """Test which devices are free if no source reports which pods hold them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.landing import _BY_USE
 from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.readings import Signal
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord
 from testkit.builders import GIB, GPU, device_request, ranking, rejected, request
 from testkit.world import BUSY, IDLE, World, one_node
@@ -185,6 +188,19 @@ def test_memory_that_is_freed_late_is_not_foreign_after_the_next_reading() -> No
 
     assert landing_on(world) == ([5], 0, _BY_USE)
     assert rejected(world.rank(request())) == {}
+
+
+def test_one_reading_counts_once_for_the_presumption_however_often_the_node_changes() -> None:
+    world = full()
+    world.read_after(30)
+
+    for name in ("a", "b"):
+        node = world.fleet.nodes["node"]
+        world.fleet.apply_node(replace(node, labels={**node.labels, name: ""}))
+        world.fleet.apply_host_use("node", HostResources(millicores=len(node.labels)))
+        world.fleet.snapshot()
+
+    assert landing_on(world)[2] == pytest.approx(JUST_FREED)
 
 
 def test_the_next_pod_takes_the_device_just_freed() -> None:
