@@ -136,6 +136,7 @@ class Fleet:
             self._foreign.pop(name, None)
             self._ended.discard(name)
             self._unmark(name)
+            self._ended.discard(name)
             self._failures.forget(name)
             self.store.forget_node(name)
             self._snapshots.forget(name)
