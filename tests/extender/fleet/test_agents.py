@@ -14,7 +14,8 @@ from extender.fleet.registry import _MOST_ON_NODE
 from extender.insight.views import gpus_of
 from testkit.agent.fleet_reports import HOLD, NAN, Agents, windows
 from testkit.builders import GIB, GPU, NOW, request
-from testkit.world import Device, World, one_node
+from testkit.world import BUSY, Device, World, one_node
+from tests.extender.fleet.changes import columns
 
 
 @pytest.fixture
@@ -119,6 +120,29 @@ def test_prometheus_replaces_a_silent_agent(agents: Agents) -> None:
     assert made.fleet.store.activity_sources(np.array([0]))[0] == ("prometheus",)
     agents.report(GRAPHICS_ACTIVE=0.2, GPU_UTILIZATION=0.2)
     assert made.estimated(made.card(), "latest") == pytest.approx(0.2)
+
+
+def test_a_silent_agent_leaves_the_holders_of_its_devices_unknown_at_once() -> None:
+    world = World(in_steps=True)
+    world.add_node("node", 2)
+    for index in (0, 1):
+        world.card(index=index).values |= BUSY
+    agents = Agents(world)
+    for _ in range(3):
+        world.clock.now += 10.0
+        agents.report("node", **{signal.name: value for signal, value in BUSY.items()})
+    world.bind("a")
+    world.fleet.snapshot_of_all()
+    assert world.estimated(world.card(), "is_foreign")
+    world.clock.now += world.policy.freshness.max_age_seconds
+    finish(world.fleet.refresh_in_steps())
+    world.clock.now += 1.0
+
+    world.fleet.expire_silent()
+    finish(world.fleet.settle_in_steps())
+
+    telemetry = world.fleet.snapshot().telemetry
+    assert columns(telemetry) == columns(world.fleet.snapshot_of_all().telemetry)
 
 
 def test_the_replacing_source_reports_foreign_use_and_fills_the_window(agents: Agents) -> None:

@@ -474,3 +474,94 @@ def test_nothing_leaves_with_no_victim() -> None:
 
     assert leaving.freed == (False, False)
     assert leaving.released_bytes == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("used", "released", "others"),
+    [(50, 40, 40), (25, 15, 15), (70, 40, 40), (10, 0, 0)],
+    ids=["all", "a part", "and more of others", "nothing"],
+)
+def test_memory_of_an_ended_pod_that_readings_still_show_will_be_free(
+    used: float, released: float, others: float
+) -> None:
+    world = one_node(1, replicas=4)
+    world.bind("stays", on=[world.card()], memory_bytes=int(10 * GIB))
+    leaver = world.bind("leaver", on=[world.card()])
+    uses(world, 50 * GIB)
+    world.read_after(600)
+
+    world.end(leaver)
+    uses(world, used * GIB)
+    world.read_after(5)
+
+    leaving = world.row().leaving
+    found = (0.0,), (0.0,)
+    if leaving is not None:
+        found = leaving.released_bytes, leaving.released_others
+    assert found == ((released * GIB,), (others * GIB,))
+
+
+def test_a_clock_that_was_set_back_makes_no_ended_pod_older() -> None:
+    world = one_node(1, replicas=4)
+    world.bind("stays", on=[world.card()], memory_bytes=int(10 * GIB))
+    leaver = world.bind("leaver", on=[world.card()])
+    uses(world, 50 * GIB)
+    world.read_after(600)
+    world.end(leaver)
+    world.fleet.snapshot()
+
+    world.clock.now -= 300.0
+    world.read_after(5)
+    assert world.row().leaving is not None
+    world.read_after(70)
+
+    assert world.row().leaving is None
+
+
+# --- pods that are gone ---------------------------------------------------------------------------
+
+
+def test_an_answer_about_a_deleted_pod_comes_too_late_for_a_while() -> None:
+    world = one_node(2)
+    world.add_waiting("a", "ns", resources={GPU: 1})
+    world.fleet.remove_pod("uid-a", world.now)
+
+    world.place("a")
+    assert world.fleet.ledger.get("uid-a") is None
+    world.clock.now += world.policy.assumed.tentative_seconds - 1.0
+    world.fleet.snapshot()
+    world.place("a")
+    assert world.fleet.ledger.get("uid-a") is None
+    world.clock.now += 1.0
+    world.fleet.snapshot()
+    world.place("a")
+
+    assert world.fleet.ledger.get("uid-a") is not None
+
+
+def test_devices_that_are_forgotten_are_missing_from_their_node() -> None:
+    world = one_node(2)
+    world.fleet.snapshot()
+    world.clock.now += world.policy.freshness.forget_seconds + 1.0
+
+    world.fleet.expire_silent()
+
+    assert not world.fleet.is_settled
+    infos = [world.fleet.store.info(slot) for slot in world.row().slots]
+    assert [info and info.uuid for info in infos] == ["", ""]
+
+
+def test_a_silent_agent_and_a_forgotten_device_both_change_their_nodes() -> None:
+    world = World()
+    for name in ("by-agent", "forgotten"):
+        world.add_node(name, 1)
+    world.read()
+    agents = Agents(world)
+    world.clock.now += world.policy.freshness.forget_seconds - 130.0
+    agents.report("by-agent")
+    world.fleet.snapshot()
+    world.clock.now += 131.0
+
+    world.fleet.expire_silent()
+
+    assert world.fleet._late == {"by-agent", "forgotten"}

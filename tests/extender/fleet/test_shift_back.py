@@ -48,6 +48,16 @@ def test_readings_keep_their_age_over_the_step() -> None:
     assert age(world) == 90.0
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, -1.0), (1.5, 0.0)])
+def test_a_small_step_shifts_nothing(seconds: float, expected: float) -> None:
+    world = a_world()
+    world.clock.now -= seconds
+
+    world.fleet.snapshot()
+
+    assert age(world) == expected
+
+
 def test_a_source_that_falls_silent_at_the_step_fades_as_usual() -> None:
     world = a_world()
     world.clock.now -= STEP

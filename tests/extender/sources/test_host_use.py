@@ -63,11 +63,41 @@ def pod(cpu: str, **more: object) -> dict[str, object]:
     }
 
 
+def container(cpu: str, memory: str) -> dict[str, object]:
+    return {"resources": {"requests": {"cpu": cpu, "memory": memory}}}
+
+
+def pod_with(**spec: object) -> dict[str, object]:
+    containers = {"containers": [container("1", "1Gi")]}
+    return pod("1", spec={"nodeName": "a", **containers, **spec})
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
         pytest.param(pod("1"), PlacedPod("a", ONE), id="runs"),
         pytest.param(pod("1", status={"phase": "Failed"}), None, id="has-failed"),
+        pytest.param(pod("1", status={"phase": "Succeeded"}), None, id="has-ended"),
+        pytest.param(
+            pod_with(initContainers=[container("2", "3Gi")]),
+            PlacedPod("a", HostResources(2000, 3 << 30)),
+            id="init-container-before-it",
+        ),
+        pytest.param(
+            pod_with(initContainers=[container("2", "3Gi") | {"restartPolicy": "Always"}]),
+            PlacedPod("a", HostResources(3000, 4 << 30)),
+            id="sidecar",
+        ),
+        pytest.param(
+            pod_with(overhead={"cpu": "500m"}),
+            PlacedPod("a", HostResources(1500, 1 << 30)),
+            id="overhead",
+        ),
+        pytest.param(
+            pod_with(resources={"requests": {"cpu": "4"}}),
+            PlacedPod("a", HostResources(4000, 1 << 30)),
+            id="request-of-the-pod",
+        ),
         pytest.param({"metadata": {"uid": "u", "name": "web"}, "spec": {}}, None, id="on-no-node"),
     ],
 )
