@@ -11,6 +11,7 @@ from extender.core.devices.readings import NO_INSTANCES, DeviceInfo, Signal
 from extender.core.policy import Policy
 from extender.core.steps import finish
 from extender.fleet.registry import _MOST_ON_NODE
+from extender.fleet.snapshots import _MAX_READ_NODES, _NEW_READINGS_SECONDS
 from extender.insight.views import gpus_of
 from testkit.agent.fleet_reports import HOLD, NAN, Agents, windows
 from testkit.builders import GIB, GPU, NOW, request
@@ -406,6 +407,28 @@ def test_new_readings_of_few_nodes_are_estimated_at_once() -> None:
     assert made.estimated(made.card("node"), "latest") == pytest.approx(0.9)
     after = made.fleet.snapshot().pools[GPU]
     assert after.version == before.pools[GPU].version  # dirty rows, no refresh
+
+
+def test_new_readings_of_many_nodes_wait_for_a_refresh() -> None:
+    made = World(in_steps=True)
+    names = [f"node-{number}" for number in range(_MAX_READ_NODES + 3)]
+    for name in names:
+        made.add_node(name, 1)
+    agents = Agents(made)
+    for name in names:
+        agents.report(name)
+    made.fleet.snapshot()
+    made.clock.now += _NEW_READINGS_SECONDS
+    finish(made.fleet.refresh_in_steps())
+
+    for name in names:
+        agents.report(name, GRAPHICS_ACTIVE=0.9)
+
+    at_once = [made.estimated(made.card(name), "latest") for name in names]
+    assert at_once.count(0.0) == 3
+    made.clock.now += _NEW_READINGS_SECONDS
+    finish(made.fleet.refresh_in_steps())
+    assert {made.estimated(made.card(name), "latest") for name in names} == {0.9}
 
 
 def test_a_node_that_turns_busy_is_ranked_behind(agents: Agents) -> None:

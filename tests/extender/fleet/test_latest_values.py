@@ -82,6 +82,8 @@ def test_blank_memory_values_keep_the_last_ones() -> None:
     later(store, 30, set(), MEMORY_USED=0.0, MEMORY_FREE=0.0)
 
     assert estimated(store, NOW + 30).memory_free_bytes[0] == 20 * GIB
+    later(store, 60, set(), MEMORY_USED=1.0, MEMORY_FREE=0.0)
+    assert store.value(Signal.MEMORY_USED, 0) == 1.0
 
 
 def test_one_kind_of_utilization_replaces_the_other_when_that_is_missing() -> None:

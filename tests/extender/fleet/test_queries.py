@@ -9,6 +9,7 @@ import pytest
 from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings, Signal
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.pod_groups import POD_GROUP, PodGroup
+from extender.fleet import fleet
 from extender.fleet.latest_values import MOST_SOURCES
 from extender.fleet.pods import LEAST_SAMPLES, Use
 from testkit.agent.fleet_reports import Agents
@@ -67,6 +68,35 @@ def test_memory_that_a_source_reports_for_pods_is_theirs_and_the_rest_is_foreign
     row = world.fleet.store.row_of(key)
     assert row is not None
     assert world.fleet.store.occupancy(row) == (30 * GIB, 30 * GIB, 2 * GIB)
+
+
+def test_memory_of_pods_on_many_nodes_is_applied_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "_PIECE_NODES", 2)
+    world = World()
+    names = [f"node-{number}" for number in range(5)]
+    for name in names:
+        world.add_node(name, 1, replicas=4)
+        world.bind(name, name, on=[world.card(name)])
+    world.read()
+    shares = [(world.card(name).info.key, f"ns/{name}", 7) for name in names]
+    answer = Readings(
+        source="prometheus",
+        at=world.now,
+        devices=(),
+        columns={},
+        measured_at=np.zeros(0),
+        tenants=None,
+        shares=tuple(shares),
+    )
+
+    def count() -> int:
+        last = world.fleet.pod_memory.last
+        return sum(last(f"uid-{key[3:]}", device) == 7 for device, key, _ in shares)
+
+    assert [count() for _ in world.fleet._apply_shares(answer)] == [0, 2, 4]
+    assert count() == 5
 
 
 def test_memory_of_some_pods_of_a_device_shows_no_foreign_use() -> None:
