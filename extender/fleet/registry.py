@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -370,15 +371,13 @@ class DeviceRegistry:
             nodes.add(before.node)
         return before.mig_profile != info.mig_profile or before.node != info.node
 
-    def _order(self, row: int) -> tuple[int, str, int]:
-        info = self._info[row]
-        if info is None:
-            return (0, "", 0)
-        instance, index = number_of(info.gpu_instance_id), info.index
+    def _order(self, row: int) -> tuple[float, str, float]:
+        info = self._info[row] or _NOTHING
+        instance = number_of(info.gpu_instance_id)
         return (
-            1 << 30 if index is None else index,
+            inf if info.index is None else info.index,
             info.uuid,
-            -1 if instance is None else instance,
+            -inf if instance is None else instance,
         )
 
     def _forget_placeholder(self, node: str, row: int) -> None:

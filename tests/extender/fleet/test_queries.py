@@ -595,3 +595,24 @@ def test_a_silent_agent_and_a_forgotten_device_both_change_their_nodes() -> None
     world.fleet.expire_silent()
 
     assert world.fleet._late == {"by-agent", "forgotten"}
+
+
+@pytest.mark.parametrize(
+    ("used", "released"), [(30, 0), (35, 5), (45, 10)], ids=["nothing", "a part", "all"]
+)
+def test_an_ended_pod_releases_what_it_used_of_its_declaration(
+    used: float, released: float
+) -> None:
+    world = one_node(1, replicas=4)
+    world.bind("others", on=[world.card()])
+    uses(world, 30 * GIB)
+    world.read_after(600)
+    leaver = world.bind("leaver", on=[world.card()], memory_bytes=int(10 * GIB))
+    uses(world, used * GIB)
+    world.read_after(600)
+
+    world.end(leaver)
+    world.fleet.snapshot()
+
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert world.fleet.store._float["released_bytes"][row] == released * GIB

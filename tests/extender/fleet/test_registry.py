@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceInfo, Signal
+from extender.core.devices.topology import Place
 from extender.core.policy import Policy
 from extender.fleet.store import DeviceStore
 from testkit.builders import GIB, NOW
@@ -45,6 +46,40 @@ def test_an_instance_with_an_impossible_id_leaves_the_others_in_order() -> None:
     store = store_of(INSTANCE, impossible, replace(CARD, uuid="GPU-7", index=7))
 
     assert [info.uuid for info in infos(store) if info] == ["GPU-0", "GPU-0", "GPU-7"]
+
+
+PLACE = Place(uuid="GPU-0", numa_node=1, nvlink_peers=(), alignment=None)
+BARE = DeviceInfo(node="node", uuid="GPU-0", gpu_instance_id="7")
+FULL = replace(
+    INSTANCE, index=3, model="H100", mig_profile="1g.10gb", driver_version="580", place=PLACE
+)
+OTHER = replace(
+    FULL, index=0, model="H200", mig_profile="1g.18gb", driver_version="535", place=replace(PLACE)
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (FULL, BARE, FULL),
+        (BARE, FULL, FULL),
+        (FULL, OTHER, OTHER),
+        (OTHER, FULL, FULL),
+        (FULL, replace(BARE, index=0), replace(FULL, index=0)),
+        (FULL, replace(BARE, model="H200"), replace(FULL, model="H200")),
+    ],
+    ids=["bare", "full", "other", "first", "index", "model"],
+)
+def test_missing_parts_of_a_description_come_from_the_other_source(
+    first: DeviceInfo, second: DeviceInfo, expected: DeviceInfo
+) -> None:
+    store = DeviceStore(Policy())
+    store.apply(readings(first), NOW)
+
+    for at in (NOW + 1, NOW + 2):
+        store.apply(replace(readings(second, at=at), source="agent"), at)
+
+    assert infos(store) == [expected]
 
 
 def test_the_same_devices_change_no_node() -> None:
