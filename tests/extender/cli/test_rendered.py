@@ -64,7 +64,6 @@ from extender.cli.commands import (
     pending,
     top,
 )
-from extender.cli.session import ConnectionOptions, Session
 from extender.cli.transports import ClientError, Failure
 from tests.extender.cli.answers import filled, rendered, row_of
 
@@ -464,26 +463,37 @@ def test_top_counts_gpus_and_says_how_many_are_hidden() -> None:
         gpu(mig_profile="1g.10gb"),
     ]
 
-    lines = rendered(top._screen(some, 2, is_wide=False))
+    lines = rendered(top._screen(some, screen_of(2), is_wide=False))
     assert re.fullmatch(
         r"[\d:]{8}  2 GPUs, 1 MIG instances, 38% busy on average:  2 idle  1 busy", lines[0]
     )
     assert (len(lines), lines[-1]) == (6, "and 1 less busy")
-    assert "less busy" not in rendered(top._screen(some, 3, is_wide=False))[-1]
-    assert rendered(top._screen(some[2:], 3, is_wide=False))[0].endswith(
+    assert "less busy" not in rendered(top._screen(some, screen_of(3), is_wide=False))[-1]
+    assert rendered(top._screen(some[2:], screen_of(3), is_wide=False))[0].endswith(
         "0 GPUs, 1 MIG instances, ? busy on average:  1 idle"
     )
-    assert "  1 GPU, 50% busy" in rendered(top._screen(some[:1], 3, is_wide=False))[0]
+    assert "  1 GPU, 50% busy" in rendered(top._screen(some[:1], screen_of(3), is_wide=False))[0]
 
 
-@pytest.mark.parametrize(("height", "lines"), [(24, 20), (6, 2), (5, 1), (3, 1)])
-def test_top_fills_the_screen_and_shows_at_least_one_gpu(height: int, lines: int) -> None:
-    session = Session(ConnectionOptions())
-    vars(session)["console"] = Console(height=height, width=80, force_terminal=True)
-    assert top._lines(session) == lines
+@pytest.mark.parametrize(
+    ("console", "hidden"),
+    [
+        (Console(height=24, width=200, force_terminal=True), 10),
+        (Console(height=5, width=200, force_terminal=True), 29),
+        (Console(height=3, width=200, force_terminal=True), 29),
+        (Console(height=5, width=200, force_terminal=False), 10),
+    ],
+    ids=["large", "small", "tiny", "no-terminal"],
+)
+def test_top_fills_the_screen_and_shows_at_least_one_gpu(console: Console, hidden: int) -> None:
+    lines = rendered(top._screen([gpu()] * 30, console, is_wide=False))
 
-    vars(session)["console"] = Console(height=height, force_terminal=False)
-    assert top._lines(session) == 20
+    assert lines[-1] == f"and {hidden} less busy"
+
+
+def screen_of(gpus: int) -> Console:
+    """Return a terminal with room for this many GPUs."""
+    return Console(height=top._AROUND + gpus, width=200, force_terminal=True)
 
 
 # --- nodes --------------------------------------------------------------------------------------
