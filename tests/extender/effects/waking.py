@@ -84,7 +84,8 @@ def waits(world: World, name: str = "p", **changes: Any) -> PodRecord:
 
 def turn_idle(world: World, node: str) -> None:
     world.card(node).values = dict(IDLE)
-    world.read_after(10.0)
+    for _ in range(2):  # no pod held it: one reading ends no foreign use
+        world.read_after(5.0)
 
 
 def waker(

@@ -272,7 +272,7 @@ def test_evaluations_prepared_during_a_refresh_are_used() -> None:
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "_evaluate_batch_in_steps", None)  # any call fails
+        patch.setattr(evaluation, "evaluate_batch_in_steps", None)  # any call fails
         world.rank(request(1))
         with pytest.raises(TypeError):
             world.rank(request(2))

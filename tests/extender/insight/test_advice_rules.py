@@ -332,13 +332,13 @@ USED = "19 samples of 20"
         ),
         (
             card(Use(), pods=0, replicas=4),
-            "no samples of the pods' use: 2 replicas of 39.5 GiB, 1 GiB kept back, as MIG "
-            "instances, 2x 3g.40gb",
+            "no samples of the pods' use; until there are, the default is 2 replicas of 39.5 GiB, "
+            "1 GiB kept back, as MIG instances, 2x 3g.40gb",
         ),
         (
             card(Use(), pods=0, replicas=4, model="Tesla P100-PCIE-16GB", gib=16),
-            "no samples of the pods' use: 2 replicas of 7.5 GiB, 1 GiB kept back, time-sliced: "
-            "nothing there protects memory",
+            "no samples of the pods' use; until there are, the default is 2 replicas of 7.5 GiB, "
+            "1 GiB kept back, time-sliced: nothing there protects memory",
         ),
     ],
 )

@@ -187,4 +187,4 @@ async def test_task_that_fails_while_cancelled_ends_anyway(
     await asyncio.wait([task], timeout=10 * _MOST_SECONDS)
     assert task.cancelled()
     gc.collect()
-    assert not caplog.messages  # asyncio logs an exception that nobody has read
+    assert not caplog.messages  # asyncio logs an unread exception

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.looptime
 
 @asynccontextmanager
 async def running(world: World, **rest: Any) -> AsyncIterator[Broadcaster]:
-    """Update the feeds of a page that nobody serves."""
+    """Update the feeds of a page that is not served."""
     page = Server(world, **rest).make_page()
     task = asyncio.create_task(page.run())
     try:
