@@ -130,7 +130,7 @@ def _lacking_rights(facts: Facts) -> Iterator[Problem]:
     It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes`, `wake-pods`
     and `group-sizes`. The API server states the account's rights; offline, the RBAC objects do.
 
-    Remedy: apply the manifests with `kubectl apply -k`.
+    Remedy: apply the folder that the finding names with `kubectl apply -k`.
     """
     by_manifest: defaultdict[str, list[Right]] = defaultdict(list)
     for right in facts.rights or ():
