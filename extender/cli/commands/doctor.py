@@ -112,7 +112,13 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
             if codes:
                 left.append(line(f"{len(codes)} checks could not run: {cause}", "yellow"))
     met = [cause for cause in causes if any(cause in one.why for one in not_run)]
-    parts += [_not_run(one, met) for one in not_run]
+    alike = Counter[str]() if is_wide else Counter(one.why for one in not_run)
+    parts += [_not_run(one, met) for one in not_run if alike[one.why] <= 1]
+    left += (
+        line(f"{count} checks could not run: {_numbered(why, met)}", "yellow")
+        for why, count in alike.items()
+        if count > 1
+    )
     parts += [line(f"({number}) {cause}") for number, cause in enumerate(met, 1)]
     parts += left
     counts = [f"{sum(one.severity is kind for one in report.findings)} {kind}" for kind in Severity]
@@ -146,7 +152,12 @@ def _finding(finding: Finding, *, is_wide: bool) -> RenderableType:
 
 
 def _not_run(one: NotRun, causes: Sequence[str]) -> RenderableType:
-    why = one.why
+    why = _numbered(one.why, causes)
+    return Text(f"{one.code} could not run  {clean(one.title)}: {clean(why)}", style="dim")
+
+
+def _numbered(why: str, causes: Sequence[str]) -> str:
+    """Replace each cause by its number."""
     for number, cause in enumerate(causes, 1):
         why = why.replace(cause, f"({number})")
-    return Text(f"{one.code} could not run  {clean(one.title)}: {clean(why)}", style="dim")
+    return why

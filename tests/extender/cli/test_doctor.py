@@ -31,7 +31,7 @@ def test_a_finding_is_reported_with_evidence_and_remedy(run: Run, files: list[st
     assert lines[1].strip().startswith(f"{files[0]}: weight: 1: idlegpu's first choice counts 4000")
     assert lines[3].strip().startswith("-> weight: 7: put it into the file")
     assert "      ... and 2 more (-o wide)" in lines
-    assert "IG105 could not run  every GPU node is measured: pods: not given" in lines
+    assert any(line.endswith(" checks could not run: pods: not given") for line in lines)
     assert lines[-1].startswith("findings: 1 error, 1 warning, 0 info; checks passed: ")
     assert result.exit_code == 1
 
@@ -41,6 +41,17 @@ def test_wide_reports_all_evidence(run: Run, files: list[str]) -> None:
 
     assert "node-6: nvidia.com/gpu: capacity 8, allocatable 7" in result.stdout
     assert "more (-o wide)" not in result.stdout
+    assert "IG105 could not run  every GPU node is measured: pods: not given" in result.stdout
+
+
+def test_checks_that_lack_the_same_facts_are_counted_in_one_line(
+    run: Run, files: list[str]
+) -> None:
+    shown = run("doctor", "--offline", *files).stdout.splitlines()
+
+    whys = [line.partition(": ")[2] for line in shown if "could not run" in line][:-1]
+    assert whys
+    assert len(whys) == len(set(whys))
 
 
 def test_json_is_whole_and_a_warning_is_no_failure(run: Run, files: list[str]) -> None:
