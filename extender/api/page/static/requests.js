@@ -66,12 +66,13 @@ async function fetched(path, options) {
   }
 }
 
-/** Return the extender's error message in a failed response. */
+/** Return the extender's error message in a failed response, else what a proxy's status means. */
 export async function reason(response) {
+  const told = `the extender ${response.status < 500 ? "refuses this" : "does not answer"} (status ${response.status})`;
   try {
-    return (await response.json()).error ?? `status ${response.status}`;
+    return (await response.json()).error ?? told;
   } catch {
-    return `status ${response.status}`;
+    return told;
   }
 }
 

@@ -53,6 +53,26 @@ async def test_telemetry_that_fails_is_reported_while_the_page_is_live(
         )
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(502, "the extender does not answer (status 502)"), (403, "refuses this (status 403)")],
+)
+async def test_a_failure_of_a_proxy_is_told_in_words(
+    browser: Browser, server: Server, status: int, words: str
+) -> None:
+    async with looking(browser, server) as (page, faults):
+        faults.allowed = ("Failed to load resource: the server responded",)
+        await live(page)
+
+        await page.route(
+            "**/v1/holders?*", lambda route: route.fulfill(status=status, body="<html>nginx")
+        )
+        await page.locator("[data-view=holders]").click()
+
+        await expect(page.locator("#holders [role=status]")).to_contain_text(words)
+        await page.unroute("**/v1/holders?*")
+
+
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>\u202e\u200b${7*7}'
 
 
