@@ -132,7 +132,7 @@ def _requested(request: Request) -> str:
         only = "" if request.target_policy == "prefer" else " and nowhere else"
         parts.append(f"on {', else '.join(request.targets)}{only}")
     if request.require_idle:
-        parts.append("idle for certain")
+        parts.append("known to be idle")
     if request.max_utilization_ratio is not None and request.max_memory_ratio is not None:
         parts.append(
             f"idle is below {formatting.percent(request.max_utilization_ratio)} activity and "

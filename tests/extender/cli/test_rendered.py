@@ -136,7 +136,7 @@ def test_an_explanation_begins_with_where_the_pod_is(changes: dict[str, Any], he
         ({"require_models": ["H100"]}, "1 gpu, only H100"),
         ({"targets": ["a", "b"]}, "1 gpu, on a, else b and nowhere else"),
         ({"targets": ["a"], "target_policy": "prefer"}, "1 gpu, on a"),
-        ({"require_idle": True}, "1 gpu, idle for certain"),
+        ({"require_idle": True}, "1 gpu, known to be idle"),
         ({"max_utilization_ratio": 0.2, "max_memory_ratio": 0.4},
          "1 gpu, idle is below 20% activity and 40% memory"),
         ({"max_utilization_ratio": 0.2}, "1 gpu"),
