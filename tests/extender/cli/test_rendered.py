@@ -157,11 +157,11 @@ def test_an_explanation_says_how_many_nodes_suit_and_which_decision_that_was() -
     assert explained(decision=decision())[1] == "7 of 9 candidates suitable now"
     timed = explained(decision=decision(**number, duration_seconds=0.0021))[1]
     assert re.fullmatch(
-        r"7 of 9 candidates suitable \(decision 812, prioritize, [\d:]{8}, 2\.1 ms\)", timed
+        r"7 of 9 candidates suitable \(decision 812, prioritize, [-\d: ]{14}, 2\.1 ms\)", timed
     )
     untimed = explained(decision=decision(**number, is_shadow=True), filter=filtered)
     assert re.fullmatch(
-        r"9 of 20 candidates suitable \(decision 812, prioritize, [\d:]{8}\)", untimed[1]
+        r"9 of 20 candidates suitable \(decision 812, prioritize, [-\d: ]{14}\)", untimed[1]
     )
     assert untimed[2].startswith("in shadow mode")
     problem = filled(ProblemAnswer, message="strategy: must be pack")
@@ -419,11 +419,11 @@ def test_a_gpu_shows_each_of_its_values() -> None:
     lines = rendered(gpus.table([full, bare, gpu()], is_wide=True))
 
     assert row_of(lines, 1) == [
-        "n::2/7", "H100 1g.10gb", "50%", "20/80", "72", "idle", "team/a",
+        "n::2/7", "H100 1g.10gb", "50%", "20/80", "72", "held idle", "team/a",
         "2.0 GiB by python, PID 7, outside Kubernetes (x.scope)",
         "350", "2/4", "1", "agent", "5s", "low", "GPU-2",
     ]  # fmt: skip
-    assert row_of(lines, 2)[:8] == ["n::?", "?", "?", "?/?", "?", "idle", "?", "-"]
+    assert row_of(lines, 2)[:8] == ["n::?", "?", "?", "?/?", "?", "held idle", "?", "-"]
     assert row_of(lines, 2)[8:11] == ["?", "1/1", "0"]
     assert row_of(lines, 3)[6] == "-"
     assert "PROCESSES" not in rendered(gpus.table([gpu()], is_wide=False))[0]

@@ -17,6 +17,7 @@ from extender.answers.holding import (
     UsageGroup,
 )
 from extender.cli.commands import costs, holders, regret, replay, size, smoke
+from extender.cli.formatting import since
 from extender.core.sizing import Certainty, Proposal
 from extender.insight.replay import ReplayReport, Side, _Move
 from tests.extender.cli.answers import filled, rendered, row_of
@@ -57,9 +58,9 @@ def test_costs_show_each_value_of_a_group() -> None:
     assert lines[3:] == [
         "in all 9.0 GPU-hours, 3.0 of them idle: 20.00, 5.00 of it idle",
         "and 3 more (--limit)",
-        "no price is known for the GPUs of 2 pods",
-        "left out, because you may not read them: 3 pods",
-        "left out, because no source reports their GPUs: 4 pods",
+        "pods for whose GPUs no price is known: 2",
+        "pods left out, because you may not read them: 3",
+        "pods left out, because no source reports their GPUs: 4",
     ]
 
 
@@ -81,16 +82,23 @@ def test_costs_without_prices_are_hours() -> None:
 @pytest.mark.parametrize("is_priced", [True, False])
 def test_usage_ends_with_the_sums(is_priced: bool) -> None:
     one = UsageGroup(8.0, 2.5, 20.0, 5.0, "team", "Job", "H100")
-    answer = Usage(AT, "Monday", is_priced, [one], UsageFigures(9.0, 3.0, 21.0, 6.0))
+    answer = Usage(AT, AT, is_priced, [one], UsageFigures(9.0, 3.0, 21.0, 6.0))
     lines = rendered(costs._render_usage(answer))
     money = {True: (["COST", "COST IDLE"], ["20.00", "5.00"], ["21.00", "6.00"]), False: ([],) * 3}
     head, own, total = money[is_priced]
 
-    assert row_of(lines, 0) == ["NAMESPACE", "OWNER", "MODEL", "GPU-HOURS", "IDLE HOURS", *head]
+    assert row_of(lines, 0) == [
+        "NAMESPACE",
+        "OWNER KIND",
+        "MODEL",
+        "GPU-HOURS",
+        "IDLE HOURS",
+        *head,
+    ]
     assert row_of(lines, 1) == ["team", "Job", "H100", "8.0", "2.5", *own]
-    assert row_of(lines, 2) == ["in all since Monday", "9.0", "3.0", *total]
-    assert rendered(costs._render_usage(filled(Usage, since="Monday"))) == [
-        "no pod held GPUs since Monday"
+    assert row_of(lines, 2) == [f"in all since {since(AT)}", "9.0", "3.0", *total]
+    assert rendered(costs._render_usage(filled(Usage, since=AT))) == [
+        f"no GPU-hours are recorded since {since(AT)}; they are added up once a minute"
     ]
 
 
@@ -120,7 +128,7 @@ def test_holders_show_each_value_of_a_pod() -> None:
     assert lines[3:6] == [
         "and 1 more (--limit)",
         "in all 9.0 GPU-hours, 0.0 of them idle",
-        "not judged, because no source reports their GPUs: 4",
+        "pods not judged, because no source reports their GPUs: 4",
     ]
     assert lines[6].startswith("watched since ")
 
@@ -133,6 +141,7 @@ def test_holders_show_no_sum_of_one_pod_and_no_columns_without_values() -> None:
     ]  # fmt: skip
     assert len(lines) == 2
     assert holding() == ["no pod is known to hold GPUs unused for 1h"]
+    assert holding(idle_for_seconds=0.0) == ["no pod is known to hold GPUs"]
 
 
 def test_regret_shows_each_value_of_a_placement() -> None:
@@ -158,13 +167,13 @@ def test_regret_shows_each_value_of_a_placement() -> None:
         "team/b", "none", "0%~", "?", "0%", "?", "no", "?", "?", "0", "0s", "?"
     ]  # fmt: skip
     assert lines[8:] == [
-        "watched until 1h after they are bound: 2 pods",
-        "left out: 1 pods",
+        "pods watched until 1h after their binding: 2",
+        "pods left out: 1",
         "replicas that do not answer: 10.0.0.1",
     ]
     assert rendered(regret._render(filled(Regret), is_wide=False)) == [
         "no placement was compared yet",
-        "watched until 0s after they are bound: 0 pods",
+        "pods watched until 0s after their binding: 0",
     ]
 
 
