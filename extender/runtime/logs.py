@@ -226,7 +226,7 @@ def _dump(value: object) -> str:
     """Encode a value as JSON; values that JSON cannot express become their repr."""
     try:
         return escape_json(orjson.dumps(value, default=_repr, option=_JSON_OPTIONS).decode())
-    except (TypeError, ValueError, RecursionError):
+    except TypeError:  # base of orjson's only exception
         # Text that is not UTF-8, integers over 64 bits, keys of odd types, reference cycles.
         return orjson.dumps(_plain(value, _MAX_DEPTH)).decode()
 
