@@ -26,10 +26,8 @@ class _Metric:
     """A metric of dcgm-exporter.
 
     Attributes:
-        name: name of the metric.
         sources: signals or extras that provide the value, best first.
         factor: factor from the base unit to the metric's unit.
-        text: help text.
         is_shared: repeat the sample for each holder of a shared device.
     """
 

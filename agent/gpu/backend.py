@@ -409,7 +409,6 @@ class _LinkCounter:
     Attributes:
         name: the agent's name of the counter.
         dcgm: DCGM's name, up to DCGM 4.8.
-        text: help text of the metric.
     """
 
     name: Extra

@@ -74,7 +74,6 @@ class _Column:
     """A column of a table.
 
     Attributes:
-        name: header.
         is_right: whether values are aligned right.
         is_whole: whether values are never folded.
         is_optional: whether it is dropped in a narrow terminal.
@@ -82,7 +81,6 @@ class _Column:
         at: index of its cells in a row.
         least: width without a fold inside a word.
         natural: width without any fold.
-        width: width in the current layout.
     """
 
     name: str

@@ -42,7 +42,6 @@ class _Task:
     """A kind of task, recognized by words of its description.
 
     Attributes:
-        name: name for people.
         words: beginnings of words, in lower case.
         bytes_each: memory for each parameter of the model.
         billions: parameters in billions, if the description has no number.

@@ -86,7 +86,6 @@ class _Series:
     """Record of an Event that was queued.
 
     Attributes:
-        count: number of occurrences.
         written_at: time at which it was last queued, seconds since the epoch.
         is_created: whether the API server has it.
     """

@@ -94,9 +94,6 @@ class _Received:
     Attributes:
         since: start of the time for which all records of the replica are or will be received.
         until: time up to which they have been received.
-        gap_at: see `Message`.
-        at: time of its last message.
-        faults: see `Message`.
         delay: estimates the delay of its messages.
     """
 

@@ -199,7 +199,6 @@ class _Past:
     Attributes:
         streak: number of checks in a row that found a node.
         tried: nodes for which it was woken, and is not woken again until `repeat_at`.
-        repeat_at: monotonic time in seconds.
         repeat_seconds: last pause before a wake for the same nodes.
     """
 

@@ -86,7 +86,6 @@ class _Waiter:
     """A waiting pod.
 
     Attributes:
-        need: its requirements.
         created_at: its creation time, seconds since the epoch.
         is_gated: whether our scheduling gate keeps kube-scheduler from trying it.
     """

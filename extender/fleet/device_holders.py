@@ -53,8 +53,6 @@ class _HoldersChange:
 
     Attributes:
         is_availability_changed: whether the mapping became known or unknown.
-        before: previous mapping.
-        after: new mapping.
         devices: devices that include all differences.
     """
 

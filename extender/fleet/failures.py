@@ -34,7 +34,6 @@ class _Failure:
 
     Attributes:
         at: time of the first failure, seconds since the epoch.
-        last_at: time of the last failure.
         reported_at: when a pod's status last named a device as the cause, None if never.
         measured_at: time of the last failure during which a device of the node had a fault, None if
             there was none.

@@ -199,8 +199,6 @@ class _MeasuredDevice:
     Attributes:
         resource: resource name under which the node offers the device.
         model: model name from a source or a node label.
-        pool_row: the node's row in the pool.
-        used: replicas in use.
         tenants: pods known to hold the device.
         memory_bytes: total memory, 0 if unknown.
     """
@@ -272,7 +270,6 @@ class _Findings:
         devices: number of evaluated devices.
         samples: largest number of samples of one device.
         seconds: longest sampled period of one device.
-        sources: sources of the samples.
     """
 
     most: int

@@ -85,7 +85,6 @@ class _Known:
     """A replica's explanation of a pod.
 
     Attributes:
-        view: the explanation as a JSON-ready record.
         at: time of the decision, seconds since the epoch; 0 if there is none.
     """
 

@@ -46,8 +46,6 @@ class _PodQuery:
         words: words that must occur in the pod's name, owner or node; lower case.
         state: one of `_STATES`, "" for both.
         sort: a key of the orders, "" for waiting pods first.
-        offset: number of pods to skip.
-        limit: number of pods to return.
     """
 
     namespace: str | None

@@ -53,7 +53,6 @@ class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica, not redacted.
 
     Attributes:
-        watched: pods that are being watched.
         left_out: pods that were not compared.
         outcomes: outcomes, newest first.
     """

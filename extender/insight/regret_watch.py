@@ -29,7 +29,6 @@ class _Mark:
     """Sums of each device's activity at one time.
 
     Attributes:
-        at: seconds since the epoch.
         busy: seconds that each device was busy.
         seen: seconds for which its activity is known.
     """

@@ -280,7 +280,6 @@ class _Move:
     """A pod whose first choice changes; a node of "" means none.
 
     Attributes:
-        pod: `namespace/name`.
         before: first choice under the logged settings.
         after: first choice under the changed settings.
         bound: node that kube-scheduler bound the pod to, "" if unknown.

@@ -52,9 +52,7 @@ class _Holder(NamedTuple):
     """A pod that holds more of a node's CPU, memory or storage than the even share of its GPUs.
 
     Attributes:
-        key: its `namespace/name`.
         gpus: number of GPUs or replicas that it requests.
-        needs: its requests.
         part: part of the node's scarcest resource that it holds beyond its even share, 0 to 1.
     """
 

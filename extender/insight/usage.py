@@ -87,8 +87,6 @@ class _Rate:
     """Use of a pod per second since a sweep.
 
     Attributes:
-        group: the pod's group.
-        cards: cards that it holds.
         idle_share: share of its devices that are idle.
         price: price of a card-hour, None if unknown.
     """
@@ -305,7 +303,6 @@ class _GroupCosts:
     """Sums over the pods of one group.
 
     Attributes:
-        namespace: namespace of the pods.
         name: name of the pod or owner; "" if the pods have no owner, or if the group is a
             namespace.
     """

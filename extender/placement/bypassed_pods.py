@@ -44,7 +44,6 @@ class _BypassEvidence:
     """Observations of the last minutes about requests and bindings.
 
     Attributes:
-        pods: groups of bound pods.
         at: time of the observation, on the clock of the groups' times.
         unjudged: number of pods since the start whose requests are unknown.
         schedulers: schedulers that call us: those of the setting, else those seen since the start.

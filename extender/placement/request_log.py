@@ -133,7 +133,6 @@ class _PodAnswers:
     """All answers about a pod.
 
     Attributes:
-        at: time of the last answer.
         is_elsewhere: whether another replica gave the last answer.
         last_at: time of the last answer, by verb.
         answers: effects of all answers.

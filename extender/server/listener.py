@@ -106,9 +106,7 @@ class _Figures:
     """Connection figures of a port; counts start with the process.
 
     Attributes:
-        connections: number of open connections.
         refusals: connections refused or closed for lack of room, by reason.
-        failures: failed TLS handshakes, by reason.
     """
 
     connections: int = 0

@@ -142,7 +142,6 @@ class _Layer:
     """Settings from one source, before validation.
 
     Attributes:
-        values: values by name.
         variables: for the environment, the variable of each value, by path.
         problems: messages about text that could not be parsed.
         warnings: messages about removed settings.

@@ -82,7 +82,6 @@ class _Content:
     """Content of the settings file, or the reason why it cannot be read.
 
     Attributes:
-        data: bytes of the file.
         problem: the reason why the file cannot be read, or "".
     """
 

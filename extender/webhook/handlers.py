@@ -110,8 +110,6 @@ class _About:
     """The request and the decision behind an answer.
 
     Attributes:
-        verb: filter or prioritize.
-        request: the decoded request.
         record: the decision; None if none was made.
     """
 

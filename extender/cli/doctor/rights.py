@@ -27,11 +27,8 @@ class _NeededRight:
 
     Attributes:
         group: API group, "" for the core group.
-        resource: plural name of the resource.
-        verbs: Kubernetes verbs.
         is_own: whether the right is limited to the account's own namespace.
         name: name of a single object, "" for any.
-        manifest: manifest that grants the right.
         when: whether the settings require the right.
     """
 

@@ -149,8 +149,6 @@ class _Names:
     """Sorted names, their numbers, and the table that finds them.
 
     Attributes:
-        ordered: the sorted names.
-        number_of: number by name.
         table: hash table for lookups in a text; None if the names are not supported.
     """
 
@@ -174,13 +172,11 @@ class _Wider:
     """Copy of the node index with a few additional names that belong to no pool.
 
     Attributes:
-        strangers: the added names.
         rows: by resource, each name's row in the pool; -1 if it is not in the pool.
 
     Args:
         known: the names of the index.
         rows: by resource, the rows of these names.
-        strangers: names to add.
     """
 
     def __init__(

@@ -140,7 +140,6 @@ class _Reader:
     Attributes:
         snapshot: state of the fleet after the last line.
         fleets: number of `fleet` lines so far.
-        overlays: tentative tenants.
     """
 
     policy: Policy | None = None

@@ -74,9 +74,7 @@ class _SliceRecord:
     """A ResourceSlice of the GPU driver.
 
     Attributes:
-        pool: the pool that it belongs to.
         generation: generation of the pool; if several slices name a device, the latest one counts.
-        devices: the devices by name.
     """
 
     pool: str

@@ -125,7 +125,6 @@ class _ListPage:
     Attributes:
         version: resource version of the list.
         token: token of the next page, "" on the last page.
-        items: JSON text of each object.
     """
 
     version: str

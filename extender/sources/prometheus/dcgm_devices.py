@@ -90,7 +90,6 @@ class _ParsedDevices:
     """Devices in one answer.
 
     Attributes:
-        devices: devices by identity.
         scraped: time of each device's last scrape, by identity (Prometheus's clock).
         unmatched_series: number of series whose labels name no node of the cluster.
         unmatched_example: labels of one of them.

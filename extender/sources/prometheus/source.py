@@ -63,7 +63,6 @@ class _RoundReport:
     Attributes:
         failed: failed queries by metric, with the reason.
         partial_answers: number of answers that the server marked as incomplete.
-        warning: the server's warning.
     """
 
     failed: Mapping[str, str]

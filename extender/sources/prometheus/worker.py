@@ -92,7 +92,6 @@ class _PastReadings:
 
     Attributes:
         times: time of each step, seconds since the epoch, oldest first.
-        devices: identity of each device.
         utilization: ratio; NaN if missing.
         xid: number of the last XID; None if Prometheus has no such metric.
     """
