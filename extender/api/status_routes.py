@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from aiohttp import web
@@ -20,7 +20,6 @@ from extender.core.decision.evaluation import estimates
 from extender.core.decision.health import short_words
 from extender.core.decision.verdicts import STATES, count_states, state_codes
 from extender.core.nodes.batches import current_batch
-from extender.core.nodes.host_resources import PlacedPod
 from extender.core.steps import Steps, finish
 from extender.fleet.fleet import Fleet
 from extender.insight.demand import Supply, demand_metrics
@@ -32,6 +31,7 @@ from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
 from extender.settings.config import Settings
 from extender.sources.agents.source import AgentStatus
+from extender.sources.source_manager import SourceManager
 
 _READY: Final = "ready"
 
@@ -375,24 +375,11 @@ class _AgentCollector(Collector):
         yield refused
 
 
-class _Follower(Protocol):
-    """Interface to the source manager."""
-
-    def states(self) -> Iterable[SourceStatus]:
-        """Return the status of each source."""
-
-    def agent_status(self) -> AgentStatus | None:
-        """Return the status of agent reports, None if no agents are accepted."""
-
-    def host_pods(self) -> Mapping[str, PlacedPod]:
-        """Return the CPU, memory and storage of the pods with a node, by `namespace/name`."""
-
-
 def export_state(
     metrics: Metrics,
     settings: Settings,
     fleet: Fleet,
-    follower: _Follower,
+    follower: SourceManager,
     dropped_events: Callable[[], int],
     clock: Callable[[], float],
 ) -> FleetCollector:
@@ -401,7 +388,6 @@ def export_state(
     Args:
         metrics: metrics with the registry.
         settings: settings with the certificate files and pool labels.
-        follower: source manager.
         dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.
     """

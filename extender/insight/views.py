@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -488,23 +487,7 @@ def _counts(gpus: Iterable[Gpu]) -> tuple[StateCounts, StateCounts]:
     return whole, instances
 
 
-class _OrderedDevice(Protocol):
-    """A device with the fields that determine its position."""
-
-    @property
-    def index(self) -> int | None:
-        """Index on the node; None if unknown."""
-
-    @property
-    def uuid(self) -> str:
-        """UUID of the card, "" if unknown."""
-
-    @property
-    def gpu_instance_id(self) -> str:
-        """GPU instance id of a MIG instance, "" for a whole card."""
-
-
-def order_of(device: _OrderedDevice) -> tuple[float, str, float]:
+def order_of(device: Gpu | DeviceInfo) -> tuple[float, str, float]:
     """Return a device's sort key: by card index, UUID, then MIG instance."""
     instance = number_of(device.gpu_instance_id)
     return (
