@@ -175,14 +175,10 @@ class DeviceHolders:
         self._snapshot_key: tuple[float, tuple[DeviceIds, ...]] | None = None
         self._snapshot: HolderSnapshot | None = None
         self._failures = 0
-        self._problem: Problem | None = Problem(
+        self.problem: Problem | None = Problem(
             code="PodResources", text="the kubelet has not answered yet"
         )
-
-    @property
-    def problem(self) -> Problem | None:
         """Problem of the last kubelet call, or None if it succeeded."""
-        return self._problem
 
     def request_refresh(self) -> None:
         """Request an early kubelet call: the last answer does not explain a process or a load."""
@@ -211,7 +207,7 @@ class DeviceHolders:
         if self._failures:
             logger.info("kubelet answers again", extra={"failures": self._failures})
         self._failures = 0
-        self._problem = None
+        self.problem = None
         await self._refresh_allocatable(now)
 
     def snapshot(self, devices: Iterable[DeviceIds]) -> HolderSnapshot | None:
@@ -254,7 +250,7 @@ class DeviceHolders:
                 extra={"error": str(error), "failures": self._failures + 1},
             )
         self._failures += 1
-        self._problem = Problem(code="PodResources", text=str(error))
+        self.problem = Problem(code="PodResources", text=str(error))
 
     def _holders(
         self, index: DeviceIndex, device_ids: tuple[DeviceIds, ...]

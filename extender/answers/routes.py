@@ -135,17 +135,19 @@ PODS: Final = Route(
         "offset": Number(meaning="pods to skip", default=0, low=0, high=1_000_000),
     },
 )
+
+
+def _idle_for(default: int) -> Number:
+    meaning = "shortest idle time in seconds; 0 means every holder"
+    return Number(meaning=meaning, default=default, low=0, high=_MONTH_SECONDS)
+
+
 HOLDERS: Final = Route(
     "GET",
     "/v1/holders",
     HoldersAnswer,
     {
-        "idle_for": Number(
-            meaning="shortest idle time in seconds; 0 means every holder",
-            default=3600,
-            low=0,
-            high=_MONTH_SECONDS,
-        ),
+        "idle_for": _idle_for(3600),
         **_SOME,
         **_NAMESPACE,
         "limit": Number(meaning="pods", default=200, high=1000),
@@ -157,12 +159,7 @@ COSTS: Final = Route(
     Costs,
     {
         "by": "`pod`, `owner` (the default) or `namespace`",
-        "idle_for": Number(
-            meaning="shortest idle time in seconds; 0 means every holder",
-            default=0,
-            low=0,
-            high=_MONTH_SECONDS,
-        ),
+        "idle_for": _idle_for(0),
         **_SOME,
         **_NAMESPACE,
         "limit": Number(meaning="groups", default=200, high=1000),
