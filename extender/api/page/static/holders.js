@@ -4,7 +4,7 @@
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { grid, num } from "./grid.js";
 import { LatestRequest } from "./requests.js";
-import { RefreshTimer } from "./refresh_timer.js";
+import { RefreshedView } from "./refresh_timer.js";
 import { go, state } from "./url.js";
 
 const GAP_MS = 15000;
@@ -13,30 +13,25 @@ const MONEY = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximum
 const TIMES = [[0, "all holders"], [300, "5 min"], [900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 d"]];
 const WAYS = ["pod", "owner", "namespace"];
 
-export class Holders {
+export class Holders extends RefreshedView {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, request: new LatestRequest(), held: new LatestRequest() });
+    super(GAP_MS);
+    Object.assign(this, { box, request: new LatestRequest(), held: new LatestRequest() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.body = h("div", { class: "wide" });
     this.idle = h("select", { onchange: () => go({ idle: this.idle.value }) }, TIMES.map(([seconds, name]) => h("option", { value: String(seconds) }, name)));
     this.by = h("select", { onchange: () => go({ by: this.by.value }) }, WAYS.map((name) => h("option", { value: name }, name)));
     show(box, h("div", { class: "bar" }, h("h2", {}, "Idle holders"), h("label", {}, "Idle for ", this.idle), h("label", {}, "By ", this.by), this.note), this.body);
-    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
   }
 
   setShown(isShown) {
-    this.isShown = isShown;
-    if (isShown) this.refresh();
-    else this.held.drop(); // the reader has left the view
+    super.setShown(isShown);
+    if (!isShown) this.held.drop(); // the reader has left the view
   }
 
   urlChanged(now, before) {
     if (now.idle !== before.idle || now.by !== before.by) this.refresh();
     else if (now.order !== before.order) this.show?.();
-  }
-
-  isChanged() {
-    this.refreshTimer.isChanged();
   }
 
   refresh() {

@@ -2,26 +2,17 @@
 
 import { clock, count, h, plural, renew } from "./dom.js";
 import { LatestRequest } from "./requests.js";
-import { RefreshTimer } from "./refresh_timer.js";
+import { RefreshedView } from "./refresh_timer.js";
 import { go } from "./url.js";
 
 const GAP_MS = 15000;
 const MOST_PODS = 500;
 const LONG_SECONDS = 600, SHORTEST_SECONDS = 3600, LONGEST_SECONDS = 86400;
 
-export class Overview {
+export class Overview extends RefreshedView {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, usage: new LatestRequest(), pending: new LatestRequest(), hours: null, pods: null });
-    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
-  }
-
-  setShown(isShown) {
-    this.isShown = isShown;
-    if (isShown) this.refresh();
-  }
-
-  isChanged() {
-    this.refreshTimer.isChanged();
+    super(GAP_MS);
+    Object.assign(this, { box, usage: new LatestRequest(), pending: new LatestRequest(), hours: null, pods: null });
   }
 
   refresh() {

@@ -3,7 +3,7 @@
 import { reasons } from "./decisions.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { LatestRequest } from "./requests.js";
-import { RefreshTimer } from "./refresh_timer.js";
+import { RefreshedView } from "./refresh_timer.js";
 import { go } from "./url.js";
 
 const GAP_MS = 5000;
@@ -12,24 +12,15 @@ const STATES = {
   nominated: "kube-scheduler evicts other pods to make room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
 };
 
-export class Pending {
+export class Pending extends RefreshedView {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, request: new LatestRequest() });
+    super(GAP_MS);
+    Object.assign(this, { box, request: new LatestRequest() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.pods = [];
     this.search = h("input", { type: "search", placeholder: "Pod, owner or reason", "aria-label": "Show waiting pods by pod, owner or reason", oninput: () => this.render() });
     this.list = h("div", {});
     show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.search, this.note), this.list);
-    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
-  }
-
-  setShown(isShown) {
-    this.isShown = isShown;
-    if (isShown) this.refresh();
-  }
-
-  isChanged() {
-    this.refreshTimer.isChanged();
   }
 
   refresh() {

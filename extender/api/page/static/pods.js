@@ -6,7 +6,7 @@ import { grid, num } from "./grid.js";
 import { openDevice } from "./holders.js";
 import { reasonOf } from "./pending.js";
 import { LatestRequest } from "./requests.js";
-import { RefreshTimer } from "./refresh_timer.js";
+import { RefreshedView } from "./refresh_timer.js";
 import { go, state } from "./url.js";
 
 const GAP_MS = 10000, TYPING_MS = 250;
@@ -20,9 +20,10 @@ const NUMBERS = ["Use", "Memory", "Idle for", "Waits"];
 const COLUMNS = { orders: new Set(Object.keys(SORTS)), largest: new Set(["GPUs", ...NUMBERS]), right: new Set(NUMBERS) };
 const PARAMETERS = ["find", "namespace", "pods", "from", "order"];
 
-export class Pods {
+export class Pods extends RefreshedView {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, request: new LatestRequest(), node: new LatestRequest() });
+    super(GAP_MS);
+    Object.assign(this, { box, request: new LatestRequest(), node: new LatestRequest() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.body = h("div", { class: "wide" });
     this.pages = h("div", { class: "row pages" });
@@ -30,21 +31,15 @@ export class Pods {
     this.namespace = h("select", { onchange: () => go({ namespace: this.namespace.value, from: "" }) });
     this.kind = h("select", { onchange: () => go({ pods: this.kind.value, from: "" }) }, KINDS.map(([kind, name]) => h("option", { value: kind }, name)));
     show(box, h("div", { class: "bar" }, h("h2", {}, "Pods"), this.search, h("label", {}, "Namespace ", this.namespace), h("label", {}, "Show ", this.kind), this.note), this.body, this.pages);
-    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
   }
 
   setShown(isShown) {
-    this.isShown = isShown;
-    if (isShown) this.refresh();
-    else this.node.drop(); // the reader has left the view
+    super.setShown(isShown);
+    if (!isShown) this.node.drop(); // the reader has left the view
   }
 
   urlChanged(now, before) {
     if (PARAMETERS.some((name) => now[name] !== before[name])) this.refresh();
-  }
-
-  isChanged() {
-    this.refreshTimer.isChanged();
   }
 
   /** Send a request once the reader pauses: each request reads all pods. */

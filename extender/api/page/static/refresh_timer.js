@@ -24,3 +24,20 @@ export class RefreshTimer {
     if (!document.hidden && Date.now() - this.requestedAt >= (this.isDue ? this.gapMs : this.longestMs)) this.refresh();
   }
 }
+
+/** A view that `refresh` fills while it is shown. */
+export class RefreshedView {
+  constructor(gapMs) {
+    this.isShown = false;
+    this.refreshTimer = new RefreshTimer(() => this.refresh(), gapMs);
+  }
+
+  setShown(isShown) {
+    this.isShown = isShown;
+    if (isShown) this.refresh();
+  }
+
+  isChanged() {
+    this.refreshTimer.isChanged();
+  }
+}
