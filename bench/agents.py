@@ -142,12 +142,7 @@ def connect(
         place()  # the server closes a connection that is idle for long
         return world.metrics().get("idlegpu_agents", 0.0) >= nodes
 
-    wait_until(
-        are_there,
-        f"{nodes} agents are connected",
-        CONNECT_SECONDS,
-        poll_seconds=1.0,
-    )
+    wait_until(are_there, f"{nodes} agents are connected", CONNECT_SECONDS, poll_seconds=1.0)
     return time.perf_counter() - began, cpu_seconds(world.extender_pid) - cpu
 
 
@@ -181,10 +176,7 @@ def run(
         rests = [measure_idle(world)]
         spans = [measure(world, phases[0], running, scheduler, options)]
         seconds, cpu = connect(
-            world,
-            process,
-            options.nodes,
-            lambda: place_and_free(scheduler, KEPT, running),
+            world, process, options.nodes, lambda: place_and_free(scheduler, KEPT, running)
         )
         time.sleep(SETTLE_SECONDS)
         rests.append(measure_idle(world))

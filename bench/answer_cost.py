@@ -161,8 +161,7 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[AnswerPart]:
         run=lambda: wire.encode_filter(call, decision, SHORTLIST),
     )
     yield AnswerPart(
-        name="prioritize's answer, all nodes",
-        run=lambda: wire.encode_scores(call, decision, 400),
+        name="prioritize's answer, all nodes", run=lambda: wire.encode_scores(call, decision, 400)
     )
     yield AnswerPart(
         name="decision, evaluation cached, all nodes",

@@ -287,11 +287,7 @@ def node_spec(number: int, *, has_mig: bool = True) -> NodeSpec:
     match number % 10:
         case 9 if has_mig:
             return NodeSpec(
-                name=name,
-                model=A100_40GB,
-                cards=CARDS,
-                address=address,
-                mig=(MIG_LAYOUT,) * CARDS,
+                name=name, model=A100_40GB, cards=CARDS, address=address, mig=(MIG_LAYOUT,) * CARDS
             )
         case 7 | 8:
             return NodeSpec(

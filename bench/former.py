@@ -14,14 +14,7 @@ from extender.core.decision.assessment import Assessment, assess
 from extender.core.decision.evaluation import Evaluation, EvaluationInputs, estimates
 from extender.core.decision.filtering import Code, reject
 from extender.core.decision.scoring import _calm, _health, mean
-from extender.core.nodes.snapshot import (
-    Batch,
-    Flags,
-    Pool,
-    Ratios,
-    Snapshot,
-    batch_rows,
-)
+from extender.core.nodes.snapshot import Batch, Flags, Pool, Ratios, Snapshot, batch_rows
 from extender.core.policy import Policy, Weights
 
 NAME: Final = "former default"

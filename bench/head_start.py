@@ -37,14 +37,7 @@ from bench.noting import HEAD_STARTS
 from bench.placing import Connection, percentile
 from bench.requests import EVERYDAY
 from bench.scheduler import TOOLS
-from bench.scheduler_cluster import (
-    PODS,
-    Bindings,
-    delete_pods,
-    gpu_pod,
-    register,
-    watch_bindings,
-)
+from bench.scheduler_cluster import PODS, Bindings, delete_pods, gpu_pod, register, watch_bindings
 from bench.trivial_process import ROOT, STATE, base_url
 from bench.webhooks import SIZES, VERBS, RequestSender, Times, head_start_seconds, trivial_handler
 from bench.world import FleetSpec, open_world

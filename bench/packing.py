@@ -99,10 +99,7 @@ class Oracle:
     def _evaluate(self, snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs) -> Evaluation:
         before = self._entries.get(inputs.request)
         entry = evaluate_cached(
-            snapshot,
-            replace(pool, seen=self._seen),
-            inputs,
-            () if before is None else (before,),
+            snapshot, replace(pool, seen=self._seen), inputs, () if before is None else (before,)
         )
         self._entries[inputs.request] = entry
         return entry.evaluation

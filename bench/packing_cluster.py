@@ -353,10 +353,7 @@ def _bytes(body: object) -> bytes:
 
 def _body(record: PodRecord, names: Sequence[str]) -> bytes:
     limits = {name: str(count) for name, count in record.resources.items()}
-    requests = {
-        "cpu": f"{record.host.millicores}m",
-        "memory": str(record.host.memory_bytes),
-    }
+    requests = {"cpu": f"{record.host.millicores}m", "memory": str(record.host.memory_bytes)}
     pod: Mapping[str, object] = {
         "metadata": {
             "uid": record.uid,

@@ -140,9 +140,7 @@ class Day:
         left = np.maximum(alone - self.progress, 0.0)
         end = np.where(np.isnan(self._ended), STEPS * STEP_SECONDS + left, self._ended)
         return Outcome(
-            slowdown=(end - self.pods.arrives) / alone,
-            wait_seconds=self._waited,
-            ooms=self._ooms,
+            slowdown=(end - self.pods.arrives) / alone, wait_seconds=self._waited, ooms=self._ooms
         )
 
     def note_waiting(self, waiting: Sequence[int]) -> None:

@@ -266,10 +266,7 @@ def main() -> int:
     with (
         noise_server() as noise,
         open_world(
-            spec,
-            settings=SETTINGS,
-            scrape_seconds=SCRAPE_SECONDS,
-            refresh_seconds=REFRESH_SECONDS,
+            spec, settings=SETTINGS, scrape_seconds=SCRAPE_SECONDS, refresh_seconds=REFRESH_SECONDS
         ) as world,
     ):
         world.wait_ready()
@@ -313,12 +310,7 @@ def main() -> int:
         Bound(what="slowest answer", limit=LIMIT_MS, measured=max(phase.answers_ms), unit="ms"),
     ]
     is_met = report(
-        options.name,
-        "Soak",
-        rows=rows,
-        bounds=bounds,
-        notes=[__doc__.strip()],
-        module="soak",
+        options.name, "Soak", rows=rows, bounds=bounds, notes=[__doc__.strip()], module="soak"
     )
     return 0 if is_met else 1
 

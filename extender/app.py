@@ -137,10 +137,7 @@ class Extender:
     def _build_bookkeeping(self) -> None:
         """Build the parts that follow a pod after its answer, up to its binding."""
         self.bypassed_pods = BypassedPods(
-            self.request_log,
-            self.metrics,
-            self.settings.bypassed,
-            peers=self.peers,
+            self.request_log, self.metrics, self.settings.bypassed, peers=self.peers
         )
         self.shadow_mode = ShadowMode(
             self.settings, self.placer, self.metrics, self._clock, self.request_tracker

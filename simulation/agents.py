@@ -54,10 +54,7 @@ class SimulatedAgent:
         """Take a sample and publish its report."""
         self.sequence += 1
         report = report_of(
-            self.fleet,
-            self.node,
-            sees_foreign=self.sees_foreign,
-            sees_holders=self.sees_holders,
+            self.fleet, self.node, sees_foreign=self.sees_foreign, sees_holders=self.sees_holders
         )
         self.latest.publish(
             _replace_report(report, sequence=self.sequence, started_at=self.started_at),
@@ -127,12 +124,7 @@ def _signals(view: DeviceView) -> dict[str, float]:
 
 
 def _device(
-    fleet: SimulatedFleet,
-    node: str,
-    view: DeviceView,
-    *,
-    sees_foreign: bool,
-    sees_holders: bool,
+    fleet: SimulatedFleet, node: str, view: DeviceView, *, sees_foreign: bool, sees_holders: bool
 ) -> Device:
     device, spec = fleet.device(node, view.index, view.gpu_instance_id), fleet.node(node).spec
     foreign = device.foreign

@@ -94,11 +94,7 @@ _FAMILIES: Final = (
         help="Memory clock frequency (in MHz).",
         read=lambda device: device.model.memory_clock_mhz,
     ),
-    Family(
-        name="DCGM_FI_DEV_MEMORY_TEMP",
-        help="Memory temperature (in C).",
-        read=_memory_celsius,
-    ),
+    Family(name="DCGM_FI_DEV_MEMORY_TEMP", help="Memory temperature (in C).", read=_memory_celsius),
     Family(
         name="DCGM_FI_DEV_GPU_TEMP",
         help="GPU temperature (in C).",
@@ -133,25 +129,17 @@ _FAMILIES: Final = (
         read=_whole(lambda device: _percent(0.5 * device.utilization)),
     ),
     Family(
-        name="DCGM_FI_DEV_ENC_UTIL",
-        help="Encoder utilization (in %).",
-        read=_whole(lambda _: 0),
+        name="DCGM_FI_DEV_ENC_UTIL", help="Encoder utilization (in %).", read=_whole(lambda _: 0)
     ),
     Family(
-        name="DCGM_FI_DEV_DEC_UTIL",
-        help="Decoder utilization (in %).",
-        read=_whole(lambda _: 0),
+        name="DCGM_FI_DEV_DEC_UTIL", help="Decoder utilization (in %).", read=_whole(lambda _: 0)
     ),
     Family(
         name="DCGM_FI_DEV_XID_ERRORS",
         help="Value of the last XID error encountered.",
         read=lambda device: device.xid,
     ),
-    Family(
-        name="DCGM_FI_DEV_FB_FREE",
-        help="Framebuffer memory free (in MiB).",
-        read=_free_mib,
-    ),
+    Family(name="DCGM_FI_DEV_FB_FREE", help="Framebuffer memory free (in MiB).", read=_free_mib),
     Family(
         name="DCGM_FI_DEV_FB_USED",
         help="Framebuffer memory used (in MiB).",
@@ -168,11 +156,7 @@ _FAMILIES: Final = (
         help="Total number of NVLink bandwidth counters for all lanes.",
         read=_whole(_nvlink),
     ),
-    Family(
-        name="DCGM_FI_DEV_VGPU_LICENSE_STATUS",
-        help="vGPU License status",
-        read=lambda _: 0,
-    ),
+    Family(name="DCGM_FI_DEV_VGPU_LICENSE_STATUS", help="vGPU License status", read=lambda _: 0),
     Family(
         name="DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
         type="counter",
@@ -324,10 +308,7 @@ def _rows(family: Family, device: DeviceView, head: str, build: ExporterBuild) -
         attributes = _tenant_labels(tenant, has_replica=is_split) if tenant else {}
         if _is_xid(family):
             xid = int(value)
-            attributes |= {
-                "err_code": str(xid),
-                "err_msg": _XID_TEXTS.get(xid, "Unknown Error"),
-            }
+            attributes |= {"err_code": str(xid), "err_msg": _XID_TEXTS.get(xid, "Unknown Error")}
         labels = ",".join(filter(None, (head, _text(sorted(attributes.items())))))
         number = f"{value:f}" if family.is_float else f"{int(value)}"
         yield f"{family.name}{{{labels}}} {number}"

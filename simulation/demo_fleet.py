@@ -105,10 +105,7 @@ def _fill_whole_nodes(fleet: SimulatedFleet) -> None:
         Load(utilization=0.75, memory_bytes=24 * GIB),
     )
     # Held and unused: forgotten notebooks, and a service without requests for its loaded model.
-    for name, count, memory_bytes in (
-        ("jupyter-carol-0", 2, 0),
-        ("jupyter-dave-0", 1, 9 * GIB),
-    ):
+    for name, count, memory_bytes in (("jupyter-carol-0", 2, 0), ("jupyter-dave-0", 1, 9 * GIB)):
         forgotten = Load(memory_bytes=memory_bytes)
         fleet.place(tenant("notebooks", name), "gpu-l40s-01", GPU_RESOURCE, count, forgotten)
     unused = Load(memory_bytes=18 * GIB)

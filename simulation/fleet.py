@@ -17,13 +17,7 @@ from simulation.devices import (
     view_of,
 )
 from simulation.models import GIB
-from simulation.nodes import (
-    ExporterState,
-    FleetError,
-    NodeSpec,
-    SimulatedNode,
-    build_node,
-)
+from simulation.nodes import ExporterState, FleetError, NodeSpec, SimulatedNode, build_node
 
 _DEFAULT_LOAD: Final = Load(utilization=0.6, memory_bytes=8 * GIB)
 
@@ -128,11 +122,7 @@ class SimulatedFleet:
             )
             devices.append(device)
         placement = Placement(
-            pod=pod,
-            node=node,
-            resource=resource,
-            count=count,
-            devices=tuple(devices),
+            pod=pod, node=node, resource=resource, count=count, devices=tuple(devices)
         )
         uid = pod.uid or pod.key
         self.placements[uid] = (*self.placements.get(uid, ()), placement)

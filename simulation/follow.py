@@ -56,10 +56,7 @@ async def _list(api: CoreV1Api, fleet: SimulatedFleet, followed: set[str]) -> st
 async def _watch(api: CoreV1Api, fleet: SimulatedFleet, followed: set[str], version: str) -> None:
     """Update the fleet from a watch until it ends or fails."""
     response: Any = await api.list_pod_for_all_namespaces(
-        watch=True,
-        resource_version=version,
-        timeout_seconds=_WATCH_SECONDS,
-        _preload_content=False,
+        watch=True, resource_version=version, timeout_seconds=_WATCH_SECONDS, _preload_content=False
     )
     buffer = b""
     try:

@@ -228,10 +228,7 @@ def tenant_pods(fleet: SimulatedFleet, *, started_at: float) -> tuple[JsonObject
     """Build the pods that already run on the fleet, bound and running since `started_at`."""
     return tuple(
         bound_pod_object(
-            _stock_pod(placements),
-            uid=uid,
-            node=placements[0].node,
-            bound_at=started_at,
+            _stock_pod(placements), uid=uid, node=placements[0].node, bound_at=started_at
         )
         for uid, placements in fleet.placements.items()
     )

@@ -16,13 +16,7 @@ from simulation.exporter import instance_of
 from simulation.fleet import SimulatedFleet
 from simulation.nodes import SimulatedNode
 from testkit.prometheus.api import PrometheusApi
-from testkit.prometheus.samples import (
-    NAME,
-    SampleStore,
-    keyed,
-    parse_scrape,
-    with_target_labels,
-)
+from testkit.prometheus.samples import NAME, SampleStore, keyed, parse_scrape, with_target_labels
 from testkit.serving import serve
 
 logger = logging.getLogger(__name__)

@@ -49,10 +49,7 @@ async def running(**changes: Any) -> AsyncIterator[Running]:
             "prometheus": Prometheus(url=cluster.prometheus_url, interval_seconds=0.5),
             **changes,
         }
-        async with (
-            start(Settings(**values)) as extender,
-            aiohttp.ClientSession() as session,
-        ):
+        async with start(Settings(**values)) as extender, aiohttp.ClientSession() as session:
             part = Running(cluster, extender, session)
             await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
             yield part

@@ -240,10 +240,7 @@ def telemetry_of(nodes: Mapping[str, Node]) -> Telemetry:
 
 
 def snapshot_of(
-    nodes: Mapping[str, Node],
-    *,
-    models: tuple[str, ...] = ("",),
-    seen: SeenRequests = NONE_SEEN,
+    nodes: Mapping[str, Node], *, models: tuple[str, ...] = ("",), seen: SeenRequests = NONE_SEEN
 ) -> Snapshot:
     """Build a snapshot of these nodes, all in the pool of `nvidia.com/gpu`."""
     telemetry = telemetry_of(nodes)

@@ -32,10 +32,7 @@ class BindingWorld:
     def __post_init__(self) -> None:
         self.world = World()
         self.bypassed_pods = BypassedPods(
-            self.world.request_log,
-            self.world.metrics,
-            self.settings,
-            peers=self.received,
+            self.world.request_log, self.world.metrics, self.settings, peers=self.received
         )
         self.binding_attribution = BindingAttribution(
             self.world.request_log, self.world.history, self.world.metrics, peers=self.received
@@ -53,11 +50,7 @@ class BindingWorld:
         values: dict[str, Any] = {"choices": 1, **rest}
         self.world.request_log.note(
             AnsweredRequest(
-                verb=verb,
-                uid=f"uid-{name}",
-                key=f"team/{name}",
-                at=self.world.now,
-                **values,
+                verb=verb, uid=f"uid-{name}", key=f"team/{name}", at=self.world.now, **values
             )
         )
 

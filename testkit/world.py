@@ -203,11 +203,7 @@ class World:
         self.devices = {key: device for key, device in self.devices.items() if key[0] != uuid}
 
     def read(
-        self,
-        *,
-        measured_at: float | None = None,
-        began_at: float | None = None,
-        **values: float,
+        self, *, measured_at: float | None = None, began_at: float | None = None, **values: float
     ) -> None:
         """Apply one answer of Prometheus, measured now by default.
 

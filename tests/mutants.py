@@ -129,11 +129,7 @@ def room_of(name: str) -> Room:
             tests = ("tests/worker_device/test_*.py",)
             return Room(name=name, code=("worker_device/*.py",), tests=tests)
         case "agent":
-            return Room(
-                name=name,
-                code=("agent/**/*.py",),
-                tests=("tests/agent/**/test_[!g]*.py",),
-            )
+            return Room(name=name, code=("agent/**/*.py",), tests=("tests/agent/**/test_[!g]*.py",))
         case "admission":
             tests = ("tests/extender/webhook/admission/test_*.py",)
             return Room(name=name, code=("extender/webhook/admission.py",), tests=tests)

@@ -62,10 +62,7 @@ class Choice:
 
 
 def device_for_worker(
-    worker_id: object = None,
-    *,
-    environment: Mapping[str, str] | None = None,
-    quiet: bool = False,
+    worker_id: object = None, *, environment: Mapping[str, str] | None = None, quiet: bool = False
 ) -> str:
     """Choose the device of this process, and return its name: `cuda:1`, or `cpu` without a GPU.
 

@@ -301,9 +301,7 @@ def holder_of(pid: int) -> Holder:
     """Return the identity of a process; `started` is 0 if the process has ended."""
     stat = process_stat(pid)
     return Holder(
-        pid=pid,
-        started=0 if stat is None else stat.started_ticks,
-        namespace=_process_namespace(),
+        pid=pid, started=0 if stat is None else stat.started_ticks, namespace=_process_namespace()
     )
 
 

@@ -98,16 +98,10 @@ _METRICS: Final = (
         is_shared=True,
     ),
     _Metric(
-        "DCGM_FI_DEV_ENC_UTIL",
-        (Extra.ENCODER_UTILIZATION,),
-        _PERCENT,
-        "Encoder utilization (%).",
+        "DCGM_FI_DEV_ENC_UTIL", (Extra.ENCODER_UTILIZATION,), _PERCENT, "Encoder utilization (%)."
     ),
     _Metric(
-        "DCGM_FI_DEV_DEC_UTIL",
-        (Extra.DECODER_UTILIZATION,),
-        _PERCENT,
-        "Decoder utilization (%).",
+        "DCGM_FI_DEV_DEC_UTIL", (Extra.DECODER_UTILIZATION,), _PERCENT, "Decoder utilization (%)."
     ),
     _Metric("DCGM_FI_DEV_XID_ERRORS", (Signal.XID,), 1, "Value of the last XID error encountered."),
     _Metric(
@@ -266,13 +260,7 @@ _INSTANCE: Final = _LABELS.index("GPU_I_ID")
 _NO_HOLDER: Final = ("", "", "", "")
 
 _ONE_PER_CARD: Final = frozenset(
-    {
-        Signal.POWER,
-        Signal.POWER_LIMIT,
-        Extra.ENERGY,
-        Signal.TEMPERATURE,
-        Signal.MEMORY_TEMPERATURE,
-    }
+    {Signal.POWER, Signal.POWER_LIMIT, Extra.ENERGY, Signal.TEMPERATURE, Signal.MEMORY_TEMPERATURE}
 )
 
 

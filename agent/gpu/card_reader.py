@@ -76,11 +76,7 @@ _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     Signal.PCIE_REPLAY_RATE: (Extra.PCIE_REPLAYS,),
     Signal.NVLINK_REPLAY_RATE: (Extra.NVLINK_REPLAYS,),
     Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES, *LINK_RECOVERIES),
-    Signal.NVLINK_CRC_RATE: (
-        Extra.NVLINK_CRC_FLITS,
-        Extra.NVLINK_CRC_DATA,
-        *LINK_ERRORS,
-    ),
+    Signal.NVLINK_CRC_RATE: (Extra.NVLINK_CRC_FLITS, Extra.NVLINK_CRC_DATA, *LINK_ERRORS),
 }
 """Counters of each rate; of several counters the fastest-growing one counts, as for DCGM.
 

@@ -403,9 +403,7 @@ class _NvmlEvents:
         if xid > LARGEST_XID:
             raise ValueError(f"the driver reports XID {xid}: must be at most {LARGEST_XID}")
         return XidEvent(
-            uuid=self._uuid,
-            gpu_instance_id=None if instance == _NO_INSTANCE else instance,
-            xid=xid,
+            uuid=self._uuid, gpu_instance_id=None if instance == _NO_INSTANCE else instance, xid=xid
         )
 
     def close(self) -> None:

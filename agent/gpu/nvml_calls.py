@@ -103,12 +103,7 @@ class Library:
         return None
 
     def call_newest(
-        self,
-        new: str,
-        old: str,
-        handle: Handle,
-        *arguments: object,
-        since: tuple[int, ...] = (),
+        self, new: str, old: str, handle: Handle, *arguments: object, since: tuple[int, ...] = ()
     ) -> Any:
         """Make the newer of two calls, or the older one if the card lacks the newer.
 

@@ -149,12 +149,7 @@ def _read_expiry(token: str) -> float:
 
 
 async def open_stream(
-    address: Address,
-    host: str,
-    token: Token,
-    *,
-    tls: ssl.SSLContext | None = None,
-    name: str = "",
+    address: Address, host: str, token: Token, *, tls: ssl.SSLContext | None = None, name: str = ""
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect and request the stream; the caller sets a time limit.
 

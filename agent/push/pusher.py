@@ -320,11 +320,7 @@ class Pusher(Collector):
                 logger.warning("too many replicas", extra={"most": _MAX_REPLICAS})
                 break
             link = self._links[address] = ReportLink(
-                address,
-                self._latest,
-                self._digest_builder,
-                self._options,
-                clock=self._clock,
+                address, self._latest, self._digest_builder, self._options, clock=self._clock
             )
             self._tasks[address] = group.create_task(
                 keep("report", link.run), name=f"report to {address[0]}"
@@ -372,8 +368,4 @@ class Pusher(Collector):
 
 
 def _counts(link: ReportLink) -> Mapping[str, int]:
-    return {
-        "sent": link.sent,
-        "failed": link.failures - link.refusals,
-        "refused": link.refusals,
-    }
+    return {"sent": link.sent, "failed": link.failures - link.refusals, "refused": link.refusals}

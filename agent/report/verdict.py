@@ -19,11 +19,7 @@ from extender.core.decision.health import (
 )
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
 from extender.core.devices.readings import Column, Signal
-from extender.core.policy import (
-    Health,
-    HealthAction,
-    Thresholds,
-)
+from extender.core.policy import Health, HealthAction, Thresholds
 
 _EXCLUDED: Final = "excluded"
 """Action of a device that works, but another device excludes its node."""
@@ -83,11 +79,7 @@ class DeviceFacts:
 
 
 def most_severe_xid(
-    events: Sequence[tuple[float, int]],
-    health: Health,
-    now: float,
-    *,
-    reads_recovery: bool = False,
+    events: Sequence[tuple[float, int]], health: Health, now: float, *, reads_recovery: bool = False
 ) -> tuple[float, int] | None:
     """Return (time, number) of the most severe recent XID of a device.
 

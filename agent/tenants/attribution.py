@@ -300,17 +300,13 @@ class Tenants:
     def _tenants(self, holders: Sequence[Tenant]) -> tuple[Tenant, ...]:
         return tuple(
             msgspec.structs.replace(
-                holder,
-                uid=self._names.uid(PodName(namespace=holder.namespace, pod=holder.pod)),
+                holder, uid=self._names.uid(PodName(namespace=holder.namespace, pod=holder.pod))
             )
             for holder in holders
         )
 
     def _describe(
-        self,
-        process: Process,
-        facts: ProcessFacts | None,
-        holders: Sequence[Tenant] | None,
+        self, process: Process, facts: ProcessFacts | None, holders: Sequence[Tenant] | None
     ) -> Process:
         if facts is None:
             return process

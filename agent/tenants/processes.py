@@ -156,11 +156,7 @@ class ProcessTable:
     """
 
     def __init__(
-        self,
-        proc: Path = PROC,
-        *,
-        clock: Callable[[], float],
-        now: Callable[[], float] = time.time,
+        self, proc: Path = PROC, *, clock: Callable[[], float], now: Callable[[], float] = time.time
     ) -> None:
         self._proc = proc
         self._clock = clock

@@ -171,9 +171,7 @@ class Access:
             return json_answer(Session(user=None, sees_all=viewer.sees(""), namespaces=[]))
         return json_answer(
             Session(
-                user=viewer.user.name,
-                sees_all=viewer.sees_all,
-                namespaces=viewer.seen_namespaces(),
+                user=viewer.user.name, sees_all=viewer.sees_all, namespaces=viewer.seen_namespaces()
             )
         )
 

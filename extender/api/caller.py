@@ -259,9 +259,7 @@ class Callers:
             per_second=_REVIEWS_PER_SECOND,
         )
         self._user_reviews = FairQueue(
-            at_once=_USER_REVIEWS,
-            waiting_each=_USER_WAITING,
-            wait_seconds=REVIEW_TIMEOUT_SECONDS,
+            at_once=_USER_REVIEWS, waiting_each=_USER_WAITING, wait_seconds=REVIEW_TIMEOUT_SECONDS
         )
 
     async def admit(self, token: str, address: str | None) -> Caller:

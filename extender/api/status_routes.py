@@ -135,11 +135,7 @@ class FleetCollector(Collector):
         )
         needs = yield from find_needs(self._fleet, self._host_pods())
         supply = Supply(
-            self._fleet.nodes,
-            snapshot.models,
-            self._fleet.store.model_of,
-            needs,
-            self.pool_labels,
+            self._fleet.nodes, snapshot.models, self._fleet.store.model_of, needs, self.pool_labels
         )
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
@@ -170,9 +166,7 @@ class FleetCollector(Collector):
     def _collect_sources(self) -> Iterable[Metric]:
         now = self._clock()
         up = GaugeMetricFamily(
-            "idlegpu_source_up",
-            "Whether the source's last answer was valid.",
-            labels=["source"],
+            "idlegpu_source_up", "Whether the source's last answer was valid.", labels=["source"]
         )
         age = GaugeMetricFamily(
             "idlegpu_source_age_seconds", "Time since the source's last answer.", labels=["source"]
@@ -366,9 +360,7 @@ class _AgentCollector(Collector):
         ):
             yield CounterMetricFamily(f"idlegpu_{name}", text, value)
         refused = CounterMetricFamily(
-            "idlegpu_agent_refusals",
-            "Refused or ended connections of agents.",
-            labels=["reason"],
+            "idlegpu_agent_refusals", "Refused or ended connections of agents.", labels=["reason"]
         )
         for reason, count in status.refused.items():
             refused.add_metric([reason], count)
@@ -393,12 +385,7 @@ def export_state(
     """
     register = metrics.registry.register
     collector = FleetCollector(
-        fleet,
-        follower.states,
-        dropped_events,
-        clock,
-        follower.host_pods,
-        settings.pool_labels,
+        fleet, follower.states, dropped_events, clock, follower.host_pods, settings.pool_labels
     )
     register(collector)
     register(_AgentCollector(follower.agent_status))

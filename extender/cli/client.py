@@ -66,12 +66,7 @@ class Client:
 
     @classmethod
     def at(
-        cls,
-        url: str,
-        *,
-        token: str = "",
-        ca_file: str | None = None,
-        timeout_seconds: float = 30.0,
+        cls, url: str, *, token: str = "", ca_file: str | None = None, timeout_seconds: float = 30.0
     ) -> "Client":
         """Return a client for the extender at a URL.
 

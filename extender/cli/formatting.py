@@ -224,12 +224,7 @@ class Whole(click.IntRange):
     name = "number"
 
     @override
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse the option's value and check its bounds."""
         try:
             number: int = super().convert(value, param, ctx)
@@ -245,10 +240,7 @@ class Number(click.FloatRange):
 
     @override
     def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Parse the option's value and check its bounds."""
         try:

@@ -24,14 +24,7 @@ _TEMPLATES: Final[Mapping[str, tuple[str, ...]]] = {
     "PodTemplate": ("template",),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     **dict.fromkeys(
-        (
-            "Job",
-            "Deployment",
-            "StatefulSet",
-            "DaemonSet",
-            "ReplicaSet",
-            "ReplicationController",
-        ),
+        ("Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController"),
         ("spec", "template"),
     ),
 }
@@ -206,10 +199,7 @@ IMAGE: Final = "nvidia/cuda:12.9.1-base-ubuntu24.04"
 HOLD: Final = ("sleep", "infinity")
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 """Scheduler of pods without schedulerName."""
-PATHS: Final = {
-    "Job": "/apis/batch/v1/namespaces/{}/jobs",
-    "Pod": "/api/v1/namespaces/{}/pods",
-}
+PATHS: Final = {"Job": "/apis/batch/v1/namespaces/{}/jobs", "Pod": "/api/v1/namespaces/{}/pods"}
 """Collection in the API by kind."""
 _WISHES: Final = {
     Annotation.GPU_MEMORY: "memory",

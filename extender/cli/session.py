@@ -84,10 +84,7 @@ class Session:
         token = known.token or (read_token(known.token_file) if known.token_file else "")
         if known.url:
             return Client.at(
-                known.url,
-                token=token,
-                ca_file=known.ca_file or None,
-                timeout_seconds=known.timeout,
+                known.url, token=token, ca_file=known.ca_file or None, timeout_seconds=known.timeout
             )
         try:
             cluster = self.cluster
@@ -108,9 +105,7 @@ class Session:
 
         known = self._connection
         return Cluster.from_kubeconfig(
-            known.kubeconfig or None,
-            context=known.context or None,
-            timeout_seconds=known.timeout,
+            known.kubeconfig or None, context=known.context or None, timeout_seconds=known.timeout
         )
 
     @functools.cached_property

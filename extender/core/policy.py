@@ -113,10 +113,7 @@ class HealthSign(StrEnum):
         "retired_pages_pending",
         "a memory page waits for a reset to be retired (before Ampere)",
     )
-    WORN_MEMORY = (
-        "worn_memory",
-        "512 memory rows are remapped or 63 pages retired, as for DCGM",
-    )
+    WORN_MEMORY = ("worn_memory", "512 memory rows are remapped or 63 pages retired, as for DCGM")
     RECOVERY_RESET = (
         "recovery_reset",
         "the driver's recovery action is a reset of the GPU or a reboot",
@@ -158,10 +155,7 @@ class HealthSign(StrEnum):
         "link_replays",
         "a GPU resends more packets over PCIe or NVLink than health.link_replays_per_minute",
     )
-    INFOROM_CORRUPTED = (
-        "inforom_corrupted",
-        "the node agent sees that a GPU's infoROM is damaged",
-    )
+    INFOROM_CORRUPTED = ("inforom_corrupted", "the node agent sees that a GPU's infoROM is damaged")
     SHUTDOWN_TEMPERATURE = (
         "shutdown_temperature",
         "the node agent reports that a GPU has the temperature at which it switches itself off",

@@ -236,11 +236,7 @@ class Proposal:
 
 
 def propose(
-    text: str,
-    command: str = "",
-    measured: Measured | None = None,
-    *,
-    gpus: int | None = None,
+    text: str, command: str = "", measured: Measured | None = None, *, gpus: int | None = None
 ) -> Proposal:
     """Propose the GPUs of a task.
 

@@ -106,11 +106,7 @@ class EventWriter:
     """
 
     def __init__(
-        self,
-        client: KubeClient,
-        *,
-        instance: str,
-        clock: Callable[[], float] = time.time,
+        self, client: KubeClient, *, instance: str, clock: Callable[[], float] = time.time
     ) -> None:
         self.counts = _EventCounts()
         self._client = client

@@ -417,11 +417,7 @@ class NodeAllocations:
         }
 
     def _allocate(
-        self,
-        node: NodeRecord,
-        pods: Sequence[PodRecord],
-        tenants: TenantsByRow,
-        guessed: Guesses,
+        self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow, guessed: Guesses
     ) -> dict[str, PoolRow]:
         """Return a node's row in the pool of each of its resources."""
         model = self._models.on(node)
@@ -527,11 +523,7 @@ class NodeAllocations:
         )
 
     def _complete(
-        self,
-        node: NodeRecord,
-        expected: Expected,
-        devices: tuple[ExpectedDevice, ...],
-        most: int,
+        self, node: NodeRecord, expected: Expected, devices: tuple[ExpectedDevice, ...], most: int
     ) -> tuple[ExpectedDevice, ...]:
         """Return the devices behind a resource, with placeholders up to `most` of them."""
         behind = devices_behind(node, expected, devices)[:_MAX_DEVICES]

@@ -449,10 +449,7 @@ class Departures:
 
 
 def count_unreported(
-    pods: Iterable[PodRecord],
-    resource: str,
-    rows: Mapping[str, PoolRow],
-    tenants: TenantsByRow,
+    pods: Iterable[PodRecord], resource: str, rows: Mapping[str, PoolRow], tenants: TenantsByRow
 ) -> int:
     """Return the number of devices behind a resource whose holders no source reports.
 

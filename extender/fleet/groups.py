@@ -181,11 +181,7 @@ class PodGroups:
                 waiting += count
                 are_alike &= own is None or _demands(own) == _demands(record)
         return _Members(
-            placed=placed,
-            waiting=waiting,
-            counts=tuple(counts),
-            others=others,
-            are_alike=are_alike,
+            placed=placed, waiting=waiting, counts=tuple(counts), others=others, are_alike=are_alike
         )
 
     def _topology(

@@ -10,12 +10,7 @@ from extender.core.nodes.node_names import near_names
 from extender.core.nodes.snapshot import Pool, PoolRow, Snapshot, Telemetry
 from extender.core.policy import Policy
 from extender.core.quantity import MIB
-from extender.core.request.annotations import (
-    Annotation,
-    AnnotationProblem,
-    Target,
-    TargetPolicy,
-)
+from extender.core.request.annotations import Annotation, AnnotationProblem, Target, TargetPolicy
 from extender.core.request.request import GpuRequest
 from extender.fleet.store import DeviceStore
 
@@ -131,10 +126,7 @@ def _target_problems(
         else:
             continue
         yield AnnotationProblem(
-            annotation=Annotation.TARGET,
-            value=str(target),
-            allowed=allowed,
-            default_used=instead,
+            annotation=Annotation.TARGET, value=str(target), allowed=allowed, default_used=instead
         )
 
 

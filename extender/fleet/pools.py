@@ -56,10 +56,7 @@ def build_pools(
 
 
 def _rebuild(
-    before: Pool,
-    rows: Mapping[str, PoolRow],
-    telemetry: Telemetry,
-    suspicion: Mapping[str, float],
+    before: Pool, rows: Mapping[str, PoolRow], telemetry: Telemetry, suspicion: Mapping[str, float]
 ) -> Steps[Pool]:
     """Build one pool after nodes were added, removed or changed."""
     nodes = tuple(sorted(rows))
@@ -112,10 +109,7 @@ def fits_pools(
 
 
 def update_pools(
-    pools: Mapping[str, Pool],
-    changed: RowsByNode,
-    estimated: Container[str],
-    telemetry: Telemetry,
+    pools: Mapping[str, Pool], changed: RowsByNode, estimated: Container[str], telemetry: Telemetry
 ) -> dict[str, Pool]:
     """Return the pools with some nodes as dirty rows; the rows must fit (`fits_pools`).
 

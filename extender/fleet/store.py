@@ -8,14 +8,7 @@ import numpy as np
 
 from extender.core.decision.signals import SignalEvidence, board_power, plausible
 from extender.core.devices.gpu_models import normalize_model
-from extender.core.devices.readings import (
-    Column,
-    DeviceInfo,
-    DeviceKey,
-    History,
-    Readings,
-    Signal,
-)
+from extender.core.devices.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
 from extender.core.nodes.snapshot import Flags, Rows, nan_to_zero
 from extender.core.policy import HealthAction, Policy
 from extender.core.steps import Steps, finish

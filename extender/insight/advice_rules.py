@@ -12,12 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.devices.gpu_models import (
-    SharingWay,
-    is_desktop,
-    mig_layout,
-    way_without_mig,
-)
+from extender.core.devices.gpu_models import SharingWay, is_desktop, mig_layout, way_without_mig
 from extender.core.quantity import GIB
 from extender.fleet.pods import Use
 

@@ -103,12 +103,7 @@ class Explain:
     """
 
     def __init__(
-        self,
-        fleet: Fleet,
-        placer: Placer,
-        pending: Pending,
-        *,
-        replicas: Replicas = ONE,
+        self, fleet: Fleet, placer: Placer, pending: Pending, *, replicas: Replicas = ONE
     ) -> None:
         self._fleet = fleet
         self._placer = placer
@@ -170,10 +165,7 @@ class Explain:
                 409,
                 f"several replicas have a decision {wanted!r}: request it by its id, one of {ids}",
             )
-        return error_answer(
-            404,
-            unknown_decision(wanted),
-        )
+        return error_answer(404, unknown_decision(wanted))
 
     async def _answer(self, request: web.Request, known: _Known) -> web.StreamResponse:
         """Send an explanation; of a waiting pod include the latest decision of any replica."""

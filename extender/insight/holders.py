@@ -20,14 +20,7 @@ from extender.core.quantity import GIB
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.views import PRODUCT_LABEL
-from extender.server.json_api import (
-    chunks,
-    moment,
-    read_boolean,
-    read_number,
-    serve,
-    stream_answer,
-)
+from extender.server.json_api import chunks, moment, read_boolean, read_number, serve, stream_answer
 from extender.server.redaction import of_pod, pod_name, sees
 
 logger = logging.getLogger(__name__)

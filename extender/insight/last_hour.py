@@ -13,11 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.devices.readings import Column, DeviceInfo, DeviceKey
-from extender.core.nodes.snapshot import (
-    Flags,
-    Ratios,
-    Snapshot,
-)
+from extender.core.nodes.snapshot import Flags, Ratios, Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.insight.views import Json, order_of

@@ -28,14 +28,7 @@ from extender.insight.demand import lacks_a_node, size_of
 from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
 from extender.insight.scheduler_message import CountedReason, hints, of_nodes, read_message
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.server.json_api import (
-    CONTENT_TYPE,
-    chunks,
-    moment,
-    read_number,
-    serve,
-    stream_answer,
-)
+from extender.server.json_api import CONTENT_TYPE, chunks, moment, read_number, serve, stream_answer
 from extender.server.redaction import of_pod, pod_name, redactable, sees
 
 PIECE_SCANNED = 2000
@@ -55,12 +48,7 @@ _PIECE_PODS: Final = 2000
 
 _LABELS: Final = ("namespace", "resource", "model", "size", "refused_by")
 
-_SELF_EVIDENT = {
-    "gated": _GATED,
-    "untried": _UNTRIED,
-    "nominated": _NOMINATED,
-    "placing": _PLACING,
-}
+_SELF_EVIDENT = {"gated": _GATED, "untried": _UNTRIED, "nominated": _NOMINATED, "placing": _PLACING}
 
 _PEERS_PATH: Final = "/v1/peers/last"
 """Path for other replicas; its prefix requires a replica's client certificate."""
@@ -308,9 +296,7 @@ class Pending:
             message=of_pod(hidden, record.message or None),
             preemption=of_pod(hidden, parsed.preemption or None),
             hints=redactable(
-                hidden,
-                _help(reasons, state, examples),
-                _help(of_nodes(reasons), state, examples),
+                hidden, _help(reasons, state, examples), _help(of_nodes(reasons), state, examples)
             ),
             decision=None if decided is None else _brief(decided),
         )

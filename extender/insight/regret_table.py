@@ -16,14 +16,7 @@ from extender.answers import routes
 from extender.answers.decisions import OutcomeAnswer, Regret, RegretMeans
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
-from extender.server.json_api import (
-    CONTENT_TYPE,
-    chunks,
-    json_answer,
-    moment,
-    read_number,
-    serve,
-)
+from extender.server.json_api import CONTENT_TYPE, chunks, json_answer, moment, read_number, serve
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
 
 _PEERS_PATH = "/v1/peers/regret"

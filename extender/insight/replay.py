@@ -194,10 +194,7 @@ class Replay:
             is_same = other.best == decision.best
             after = before if is_same else self.landing(logged, other.best or "")
         return Replayed(
-            logged=logged,
-            before=before,
-            after=after,
-            is_exact=_is_as_logged(logged, decision),
+            logged=logged, before=before, after=after, is_exact=_is_as_logged(logged, decision)
         )
 
     @staticmethod

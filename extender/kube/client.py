@@ -188,13 +188,7 @@ class KubeClient:
         return answer
 
     async def watch_lines(
-        self,
-        path: str,
-        params: _Params,
-        *,
-        action: str,
-        silence_seconds: float,
-        limit_bytes: int,
+        self, path: str, params: _Params, *, action: str, silence_seconds: float, limit_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         """Yield an empty line at the start of a watch, then its lines until the watch ends.
 

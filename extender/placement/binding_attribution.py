@@ -203,6 +203,5 @@ class InventoryTap:
             return
         self._binding_attribution.note(record.uid, choice, record.node)
         logger.info(
-            "pod bound",
-            extra={"pod": record.key, "node": record.node, "first_choice": choice.best},
+            "pod bound", extra={"pod": record.key, "node": record.node, "first_choice": choice.best}
         )

@@ -8,17 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from typing import Final
 
-from extender.core.decision.dirty_rows import (
-    CacheEntry,
-    evaluate_in_steps,
-    evaluate_together,
-)
-from extender.core.decision.evaluation import (
-    Evaluation,
-    EvaluationInputs,
-    Overlay,
-    device_requests,
-)
+from extender.core.decision.dirty_rows import CacheEntry, evaluate_in_steps, evaluate_together
+from extender.core.decision.evaluation import Evaluation, EvaluationInputs, Overlay, device_requests
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy

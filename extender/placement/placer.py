@@ -237,10 +237,7 @@ class Placer:
         self._listed[record.verb] = record.decision.candidates
 
     def explain_nodes(
-        self,
-        request: GpuRequest,
-        nodes: list[str],
-        nearness: Mapping[str, Nearness] | None = None,
+        self, request: GpuRequest, nodes: list[str], nearness: Mapping[str, Nearness] | None = None
     ) -> tuple[NodeVerdict, ...]:
         """Return verdicts on some nodes for a request, as of now.
 
@@ -339,11 +336,7 @@ class Placer:
         return True
 
     def _is_group_too_large(
-        self,
-        pod: PodRef,
-        request: GpuRequest,
-        snapshot: Snapshot,
-        overlays: Mapping[str, Overlay],
+        self, pod: PodRef, request: GpuRequest, snapshot: Snapshot, overlays: Mapping[str, Overlay]
     ) -> bool:
         """Return whether the cluster can never hold the pod's group."""
         need = self.fleet.group_need(pod.uid, request, snapshot)

@@ -107,13 +107,7 @@ class _BackgroundHandler(QueueHandler):
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes of every log record; all others came from `extra`."""
 
-_QUIET: Final = (
-    "aiohttp.access",
-    "asyncio",
-    "kubernetes_asyncio",
-    "prometheus_client",
-    "urllib3",
-)
+_QUIET: Final = ("aiohttp.access", "asyncio", "kubernetes_asyncio", "prometheus_client", "urllib3")
 """Loggers that are limited to warnings, because they log more than an operator needs."""
 
 _LEVELS: Final[Mapping[LogLevel, int]] = {

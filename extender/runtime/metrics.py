@@ -4,13 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
@@ -46,9 +40,7 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
         self.requests = counter(
-            "idlegpu_requests",
-            "Answered requests of kube-scheduler.",
-            ["verb", "outcome"],
+            "idlegpu_requests", "Answered requests of kube-scheduler.", ["verb", "outcome"]
         )
         self.latency = histogram(
             "idlegpu_request_duration_seconds",
@@ -62,21 +54,12 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
         )
         self.candidates = histogram(
-            "idlegpu_candidates",
-            "Candidate nodes in a request.",
-            ["verb"],
-            buckets=_NODE_BUCKETS,
+            "idlegpu_candidates", "Candidate nodes in a request.", ["verb"], buckets=_NODE_BUCKETS
         )
         self.feasible = histogram(
-            "idlegpu_feasible",
-            "Nodes that passed filter.",
-            buckets=_NODE_BUCKETS,
+            "idlegpu_feasible", "Nodes that passed filter.", buckets=_NODE_BUCKETS
         )
-        self.rejections = counter(
-            "idlegpu_rejections",
-            "Nodes refused by filter.",
-            ["reason"],
-        )
+        self.rejections = counter("idlegpu_rejections", "Nodes refused by filter.", ["reason"])
         self.gpu_hours = counter(
             "idlegpu_gpu_hours",
             "Hours for which pods held GPUs, ended pods included, by idle and used. Shares and MIG "
@@ -116,9 +99,7 @@ class Metrics:
             ["choice"],
         )
         self.annotation_problems = counter(
-            "idlegpu_annotation_problems",
-            "Invalid annotations of pods.",
-            ["annotation"],
+            "idlegpu_annotation_problems", "Invalid annotations of pods.", ["annotation"]
         )
         self.bypassed = counter(
             "idlegpu_pods_bypassed",
@@ -151,9 +132,7 @@ class Metrics:
             ["outcome"],
         )
         self.admissions = counter(
-            "idlegpu_admissions",
-            "Pods reviewed by the admission webhook, by outcome.",
-            ["outcome"],
+            "idlegpu_admissions", "Pods reviewed by the admission webhook, by outcome.", ["outcome"]
         )
         self.settings_reloads = counter(
             "idlegpu_settings_reloads",

@@ -25,10 +25,7 @@ _THROTTLE: Final = LogThrottle()
 
 
 async def keep(
-    name: str,
-    run: Callable[[], Awaitable[None]],
-    *,
-    fatal: tuple[type[Exception], ...] = (),
+    name: str, run: Callable[[], Awaitable[None]], *, fatal: tuple[type[Exception], ...] = ()
 ) -> None:
     """Run a task until it returns or is cancelled; start it again whenever it fails.
 
@@ -115,10 +112,7 @@ class Tasks:
         await self._group.__aexit__(kind, error, traceback)
 
     def start(
-        self,
-        name: str,
-        run: Callable[[], Awaitable[None]],
-        fatal: tuple[type[Exception], ...] = (),
+        self, name: str, run: Callable[[], Awaitable[None]], fatal: tuple[type[Exception], ...] = ()
     ) -> None:
         """Start a background task; arguments as in `keep`."""
         self._tasks[name] = self._group.create_task(keep(name, run, fatal=fatal), name=name)

@@ -22,12 +22,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime import native_memory
 from extender.runtime.logs import LogThrottle
-from extender.server.tls import (
-    CLIENT_FAILURES,
-    FAILURE_HINTS,
-    TlsFailure,
-    failure_of,
-)
+from extender.server.tls import CLIENT_FAILURES, FAILURE_HINTS, TlsFailure, failure_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,7 @@ from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
 from extender.settings.api import Admission, ApiSettings, Tls, is_loopback
 from extender.settings.loading import Loaded, load_model
-from extender.settings.section import (
-    AnyCase,
-    Quantity,
-    Section,
-    Unit,
-    ValueForm,
-    check_label,
-)
+from extender.settings.section import AnyCase, Quantity, Section, Unit, ValueForm, check_label
 from extender.settings.service import BypassSettings, PeersSettings, split_address
 from extender.settings.sources import Agents, Prometheus
 from extender.settings.spec import Setting, list_settings

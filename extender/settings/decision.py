@@ -9,15 +9,7 @@ from extender.core import policy
 from extender.core.devices.readings import LARGEST_XID
 from extender.core.policy import WARN_CELSIUS, HealthAction, HealthSign, Policy
 from extender.core.quantity import MIB, TIB
-from extender.settings.section import (
-    AnyCase,
-    Percent,
-    Quantity,
-    Section,
-    Share,
-    Unit,
-    ValueForm,
-)
+from extender.settings.section import AnyCase, Percent, Quantity, Section, Share, Unit, ValueForm
 
 DEFAULT: Final = Policy()
 """The core defines the default values."""

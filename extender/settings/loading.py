@@ -243,10 +243,7 @@ def _read_environment(
             except ValueError as error:
                 problems.append(f"{variable}: {error}")
     return _Layer(
-        values=values,
-        variables=variables,
-        problems=tuple(problems),
-        warnings=tuple(warnings),
+        values=values, variables=variables, problems=tuple(problems), warnings=tuple(warnings)
     )
 
 

@@ -65,13 +65,7 @@ logins are created once."""
 
 _LIVE_PARTS: Final = {
     "agents": frozenset(
-        {
-            "audience",
-            "service_accounts",
-            "hold_seconds",
-            "silence_seconds",
-            "max_connections",
-        }
+        {"audience", "service_accounts", "hold_seconds", "silence_seconds", "max_connections"}
     )
 }
 """Settings of other sections that apply without a restart."""

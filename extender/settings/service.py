@@ -10,13 +10,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from extender.core.quantity import MIB, TIB
 from extender.runtime.logs import LogFormat, LogLevel
-from extender.settings.section import (
-    LABEL,
-    AnyCase,
-    Quantity,
-    Section,
-    ValueForm,
-)
+from extender.settings.section import LABEL, AnyCase, Quantity, Section, ValueForm
 
 STDOUT: Final = "-"
 
@@ -197,12 +191,7 @@ class DecisionLog(Section):
         description="size at which the file is renamed to PATH.1 and a new one is started; "
         "standard output has no limit",
     )
-    files: int = Field(
-        default=4,
-        ge=1,
-        le=100,
-        description="number of renamed files that are kept",
-    )
+    files: int = Field(default=4, ge=1, le=100, description="number of renamed files that are kept")
 
 
 class RegretSettings(Section):

@@ -393,9 +393,7 @@ def _names_in(section: tuple[str, ...], settings: Mapping[tuple[str, ...], Setti
 
 
 def _unknown(
-    where: tuple[str, ...],
-    setting: Setting | None,
-    settings: Mapping[tuple[str, ...], Setting],
+    where: tuple[str, ...], setting: Setting | None, settings: Mapping[tuple[str, ...], Setting]
 ) -> str:
     """Describe an unknown name, with a suggestion if a known name is similar."""
     if setting is not None:
@@ -439,9 +437,7 @@ def list_changes(
     """Return the settings with different values, in the order of the settings file."""
     return tuple(
         SettingChange(
-            name=setting.name,
-            before=show_value(before, setting),
-            after=show_value(after, setting),
+            name=setting.name, before=show_value(before, setting), after=show_value(after, setting)
         )
         for path, setting in settings.items()
         if _value_at(before, path) != _value_at(after, path)

@@ -562,9 +562,7 @@ def build_webhook(
     if not settings.listen:
         return None
     lease = SchedulerLease(
-        client,
-        namespace=settings.lease_namespace or own_namespace,
-        name=settings.lease_name,
+        client, namespace=settings.lease_namespace or own_namespace, name=settings.lease_name
     )
     return AdmissionWebhook(
         settings.scheduler_name,

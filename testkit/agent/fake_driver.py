@@ -27,16 +27,7 @@ def libraries(compiler: tuple[str, ...] = ()) -> Path:
     folder = Path(mkdtemp(prefix="idlegpu-driver-"))
     for source, name in (("fake_nvml.c", "libnvidia-ml.so.1"), ("fake_cuda.c", "libcuda.so.1")):
         subprocess.run(
-            [
-                *words,
-                "-shared",
-                "-fPIC",
-                "-Wall",
-                "-Werror",
-                "-o",
-                folder / name,
-                SOURCES / source,
-            ],
+            [*words, "-shared", "-fPIC", "-Wall", "-Werror", "-o", folder / name, SOURCES / source],
             check=True,
         )
     return folder
@@ -77,7 +68,4 @@ class FakeDriver:
     def environment(self) -> dict[str, str]:
         cleared = ("CUDA_", "NVIDIA_", "IDLEGPU_", "NODE_NAME")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(cleared)}
-        return kept | {
-            "FAKE_NVML": str(self._layout),
-            "LD_LIBRARY_PATH": str(self.library.parent),
-        }
+        return kept | {"FAKE_NVML": str(self._layout), "LD_LIBRARY_PATH": str(self.library.parent)}

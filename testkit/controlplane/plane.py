@@ -82,10 +82,7 @@ class ControlPlane:
             port=port,
             etcd_port=etcd_port,
             headers=self.users[ADMIN].headers,
-            options=[
-                *gates(features),
-                *(f"--runtime-config={version}=true" for version in apis),
-            ],
+            options=[*gates(features), *(f"--runtime-config={version}=true" for version in apis)],
         )
 
     async def start(self) -> None:

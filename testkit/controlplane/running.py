@@ -65,10 +65,7 @@ class RunningExtender:
     async def read(self, path: str, token: str = "") -> tuple[int, Object]:
         """Send a GET to the API with a token, "" for none; return status and JSON."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        async with (
-            self.server.session() as session,
-            session.get(path, headers=headers) as response,
-        ):
+        async with self.server.session() as session, session.get(path, headers=headers) as response:
             answer: Object = await response.json()
             return response.status, answer
 

@@ -151,9 +151,7 @@ TOOLS: Final = {
     "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=20, megabytes=62),
     "kwok": Tool(
         program=GoProgram(
-            module=MODULES / "kwok",
-            package="sigs.k8s.io/kwok/cmd/kwok",
-            variables={},
+            module=MODULES / "kwok", package="sigs.k8s.io/kwok/cmd/kwok", variables={}
         ),
         version_arguments=("--version",),
         fitting=r"kwok version v?0\.8\.",

@@ -83,9 +83,7 @@ async def test_the_report_is_served_with_the_time_of_sending() -> None:
     assert report.sent_at >= report.at
 
 
-async def test_the_loads_report_contains_device_loads_but_no_pods(
-    tmp_path: Path,
-) -> None:
+async def test_the_loads_report_contains_device_loads_but_no_pods(tmp_path: Path) -> None:
     with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
         kubelet.pods = [pod("trainer", container("main", OTHER), namespace="red-team")]
         kubelet.allocatable = [{"resource_name": "nvidia.com/gpu", "device_ids": [OTHER]}]

@@ -111,12 +111,12 @@ COSTS: dict[str, set[str]] = {
     "nvmlDeviceGetTotalEnergyConsumption": {Extra.ENERGY},
     "nvmlDeviceGetTemperatureV": {Signal.TEMPERATURE},
     "nvmlDeviceGetTemperatureThreshold": {
-        *(Signal.TEMPERATURE_SHUTDOWN, Signal.TEMPERATURE_SLOWDOWN, Extra.TEMPERATURE_MEMORY_MAX),
+        *(Signal.TEMPERATURE_SHUTDOWN, Signal.TEMPERATURE_SLOWDOWN, Extra.TEMPERATURE_MEMORY_MAX)
     },
     "nvmlDeviceGetCurrentClocksEventReasons": {Signal.CLOCK_EVENT_REASONS},
     "nvmlDeviceGetClockInfo": {Extra.SM_CLOCK, Extra.MEMORY_CLOCK},
     "nvmlDeviceGetMemoryInfo": {
-        *(Signal.MEMORY_TOTAL, Signal.MEMORY_USED, Signal.MEMORY_FREE, Signal.MEMORY_RESERVED),
+        *(Signal.MEMORY_TOTAL, Signal.MEMORY_USED, Signal.MEMORY_FREE, Signal.MEMORY_RESERVED)
     },
     "nvmlDeviceGetRemappedRows": {
         *(Signal.UNCORRECTABLE_REMAPPED_ROWS, Extra.CORRECTABLE_REMAPPED_ROWS),

@@ -281,11 +281,7 @@ OF_NVML_ALONE: Mapping[str, Fact] = {
     ),
     "near where its clocks are held back": Fact(dcgm={}, calls={"temperature": 84}, stress=0.5),
     "the driver asks for a recovery action": Fact(
-        dcgm={},
-        xid=154,
-        fields={230: 5},
-        action=PENALTY,
-        cause="recovery action: recover IMEX",
+        dcgm={}, xid=154, fields={230: 5}, action=PENALTY, cause="recovery action: recover IMEX"
     ),
     "the driver requests no recovery action any more": Fact(dcgm={}, xid=154, fields={230: 0}),
 }

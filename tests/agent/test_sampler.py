@@ -105,9 +105,7 @@ async def test_a_report_contains_the_read_values(rig: Rig) -> None:
     assert (await rig.sampler.sample()).sequence == 2
 
 
-async def test_a_report_counts_processes_if_the_driver_lists_them(
-    rig: Rig,
-) -> None:
+async def test_a_report_counts_processes_if_the_driver_lists_them(rig: Rig) -> None:
     two = tuple(ProcessUse(pid=pid, memory_bytes=1 << 30) for pid in (7, 8))
     rig.cards[1].processes[ProcessList.COMPUTE] = two
 
@@ -256,9 +254,7 @@ async def test_many_slow_cards_do_not_block_a_healthy_one(
     rig.sampler.close()
 
 
-async def test_a_hung_call_of_the_library_does_not_stop_reads_of_cards(
-    rig: Rig,
-) -> None:
+async def test_a_hung_call_of_the_library_does_not_stop_reads_of_cards(rig: Rig) -> None:
     await rig.sampler.sample()
     rig.backend.hangs.add(("count", ""))
     rig.clock.ahead += 1.0
@@ -295,9 +291,7 @@ async def test_a_hung_card_besides_a_working_one_never_fails_liveness(rig: Rig) 
     assert rig.sampler.is_alive
 
 
-async def test_a_hung_start_is_reported_and_does_not_fail_liveness(
-    rig: Rig,
-) -> None:
+async def test_a_hung_start_is_reported_and_does_not_fail_liveness(rig: Rig) -> None:
     rig.backend.hangs.add(("start", ""))
 
     first = await rig.sampler.sample()

@@ -121,19 +121,13 @@ _POD: Final = _object(
                 "resources": _RESOURCES,
             }
         ),
-        "status": _object(
-            {"nominatedNodeName": _TEXT, "resourceClaimStatuses": _list(_CLAIM)},
-        ),
+        "status": _object({"nominatedNodeName": _TEXT, "resourceClaimStatuses": _list(_CLAIM)}),
     }
 )
 _NODE: Final = _object({"metadata": _METADATA})
 
 args: Final = _object(
-    {
-        "Pod": _POD,
-        "Nodes": _object({"items": _list(_NODE)}),
-        "NodeNames": _list(_NAMES),
-    }
+    {"Pod": _POD, "Nodes": _object({"items": _list(_NODE)}), "NodeNames": _list(_NAMES)}
 )
 """Bodies similar to ExtenderArgs."""
 

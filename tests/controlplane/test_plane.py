@@ -108,10 +108,7 @@ async def test_a_killed_scheduler_continues_after_a_restart(
     [pytest.param("names", True, id="names"), pytest.param("objects", False, id="objects")],
 )
 async def test_golden_requests_have_the_shape_that_the_scheduler_sends(
-    control_plane: ControlPlane,
-    cluster: ApiClient,
-    form: str,
-    node_cache_capable: bool,
+    control_plane: ControlPlane, cluster: ApiClient, form: str, node_cache_capable: bool
 ) -> None:
     del cluster  # only the emptiness is compared
     golden = Path(__file__).parents[1] / "contract" / "golden"

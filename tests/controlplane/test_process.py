@@ -18,10 +18,7 @@ def test_no_two_callers_get_the_same_port() -> None:
     )
     takers = [
         subprocess.Popen(
-            [sys.executable, "-c", wanted],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", wanted], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for _ in range(TAKERS)
     ]

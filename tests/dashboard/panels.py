@@ -236,10 +236,7 @@ def table(
     if len(queries) == 1:
         names = {"Value": next(iter(queries)), **names}
     merge = {"id": "merge", "options": {}}
-    rename = {
-        "id": "organize",
-        "options": {"excludeByName": {"Time": True}, "renameByName": names},
-    }
+    rename = {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": names}}
     overrides = [
         {
             "matcher": {"id": "byName", "options": name},

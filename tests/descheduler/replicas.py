@@ -47,11 +47,7 @@ class Replicas:
             **spec: further fields of each pod's spec.
         """
         template = pod(
-            self.name,
-            gpus,
-            labels={"app": self.name, **labels},
-            annotations=annotations,
-            **spec,
+            self.name, gpus, labels={"app": self.name, **labels}, annotations=annotations, **spec
         )
         wanted = {"matchLabels": {"app": self.name}}
         await self._world.client.create(

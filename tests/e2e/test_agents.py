@@ -13,12 +13,7 @@ from simulation.agents import REPORTS, SimulatedAgent, run_agents
 from simulation.devices import Load
 from simulation.models import GIB
 from testkit.certificates import issue
-from testkit.controlplane.agents import (
-    POD_RIGHTS,
-    Tokens,
-    agents_on,
-    tokens_of,
-)
+from testkit.controlplane.agents import POD_RIGHTS, Tokens, agents_on, tokens_of
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
@@ -38,12 +33,7 @@ REFUSALS = "idlegpu_agent_refusals_total{"
 def taking(tokens: Tokens, **changes: object) -> Object:
     """Return settings of an extender that receives agents' reports."""
     return {
-        "agents": {
-            **tokens.settings,
-            "hold_seconds": HOLD_SECONDS,
-            "silence_seconds": 5,
-            **changes,
-        }
+        "agents": {**tokens.settings, "hold_seconds": HOLD_SECONDS, "silence_seconds": 5, **changes}
     }
 
 
@@ -65,10 +55,7 @@ async def wait_source(world: World, source: str) -> None:
 
 async def refusals(world: World) -> dict[str, float]:
     """Return the number of refused agents by reason."""
-    async with (
-        world.services.extender.session() as session,
-        session.get("/metrics") as response,
-    ):
+    async with world.services.extender.session() as session, session.get("/metrics") as response:
         shown = await response.text()
     pairs = (line.rpartition(" ") for line in shown.splitlines() if REFUSALS in line)
     return {

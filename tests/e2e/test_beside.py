@@ -26,9 +26,7 @@ async def open_gates(world: World, item: Object) -> None:
     )
 
 
-async def test_gated_pod_causes_no_request_and_holds_nothing(
-    world: World,
-) -> None:
+async def test_gated_pod_causes_no_request_and_holds_nothing(world: World) -> None:
     first, second = world.add("first", 1), world.add("second", 1)
     await world.start()
     gated = pod("gated", schedulingGates=[GATE])

@@ -106,10 +106,7 @@ class Watched:
 
     async def counted(self) -> dict[str, int]:
         """Return the number of pods bound without a call, by reason."""
-        async with (
-            self._server.session() as session,
-            session.get("/metrics") as answer,
-        ):
+        async with self._server.session() as session, session.get("/metrics") as answer:
             text = await answer.text()
         found = re.findall(
             r'^idlegpu_pods_bypassed_total\{reason="(.+?)",.*\} (.+)$', text, re.MULTILINE
@@ -325,10 +322,7 @@ async def have_exchanged_messages(servers: list[ExtenderServer]) -> bool:
     """Return whether each replica has received a message of the other."""
     answering = []
     for server in servers:
-        async with (
-            server.session() as session,
-            session.get("/metrics") as answer,
-        ):
+        async with server.session() as session, session.get("/metrics") as answer:
             answering.append('idlegpu_peers{state="answering"} 1.0' in await answer.text())
     return all(answering)
 

@@ -160,9 +160,7 @@ async def test_waiting_pod_states_its_reason(world: World) -> None:
     assert found["default/large"]["by_us"] == []
 
 
-async def test_pending_reports_refusals_by_kube_schedulers_own_filters(
-    world: World,
-) -> None:
+async def test_pending_reports_refusals_by_kube_schedulers_own_filters(world: World) -> None:
     world.add("open", 2)
     tainted = world.add("tainted", 2)
     await world.start()

@@ -206,10 +206,7 @@ async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
     whole, shared = await healthy(world)
     idlegpu = by_url(world)
     changed = {"nodeCacheCapable": False, "weight": 10, "preemptVerb": ""}
-    async with (
-        faulty(world, whole, shared),
-        installed(world, certificate_days=5, extender=changed),
-    ):
+    async with faulty(world, whole, shared), installed(world, certificate_days=5, extender=changed):
         done = await idlegpu("doctor", "-o", "json", status=1)
 
     found = shown(done.json)

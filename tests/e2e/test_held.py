@@ -126,9 +126,7 @@ async def test_others_keep_off_the_gpus_of_pods_that_are_held(world: World) -> N
         assert await world.bound(pods) == [left, left]
 
 
-async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
-    world: World,
-) -> None:
+async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(world: World) -> None:
     left, right = world.add_shared("left"), world.add_shared("right")
     await world.start({"assumed": {"tentative_seconds": 1}})
     await world.fill_host(right)

@@ -40,9 +40,7 @@ async def refused(world: World, item: Object) -> str:
     return await world.client.wait_unschedulable(item)
 
 
-async def test_declared_memory_stays_reserved_before_it_is_used(
-    world: World,
-) -> None:
+async def test_declared_memory_stays_reserved_before_it_is_used(world: World) -> None:
     card = world.add_shared("card")
     await world.start(BRIEF)
     await tenant(world, card, 16)

@@ -38,9 +38,7 @@ async def burst(
     return await world.bound(pods)
 
 
-async def test_burst_without_prometheus_places_all_pods_on_good_nodes(
-    world: World,
-) -> None:
+async def test_burst_without_prometheus_places_all_pods_on_good_nodes(world: World) -> None:
     good = [world.add_shared(f"good-{number}", cards=2, replicas=8) for number in range(2)]
     taken, dead = world.add("taken", cards=8), world.add("dead", cards=8)
     world.fleet.kill_device(dead, 3, Loss.XID_79)

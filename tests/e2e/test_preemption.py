@@ -17,9 +17,7 @@ async def test_no_pod_is_evicted_for_load(world: World) -> None:
     tenants += await world.tenants(busy, 1, utilization=0.9)
     urgently = await world.priority_class("urgent", 1000)
     urgent = pod(
-        "urgent",
-        annotations={"idlegpu.io/require-idle": "true"},
-        priorityClassName=urgently,
+        "urgent", annotations={"idlegpu.io/require-idle": "true"}, priorityClassName=urgently
     )
     await world.client.create(urgent)
 
@@ -36,9 +34,7 @@ async def test_no_pod_is_evicted_for_load(world: World) -> None:
     assert {item["metadata"]["name"] for item in tenants} <= left
 
 
-async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
-    world: World,
-) -> None:
+async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(world: World) -> None:
     full, other = world.add("full"), world.add("other")
     await world.start()
     victims = await world.tenants(full, 2, utilization=0.95, memory="70Gi")
@@ -49,10 +45,7 @@ async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
         await set_finalizers(world, victim, ["test.idlegpu.io/still-ending"])
     urgently = await world.priority_class("urgent", 1000)
     urgent = pod(
-        "urgent",
-        2,
-        annotations={"idlegpu.io/gpu-memory": "20Gi"},
-        priorityClassName=urgently,
+        "urgent", 2, annotations={"idlegpu.io/gpu-memory": "20Gi"}, priorityClassName=urgently
     )
     await world.client.create(urgent)
     await world.client.wait_pod(

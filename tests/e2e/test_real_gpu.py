@@ -99,11 +99,7 @@ async def start(world: World, tokens: Tokens) -> None:
     }
     await services.extender.ensure(merged(SETTINGS, settings))
     await services.ensure_scheduler(
-        {
-            **services.scheduler_config(),
-            "podInitialBackoffSeconds": 1,
-            "podMaxBackoffSeconds": 1,
-        }
+        {**services.scheduler_config(), "podInitialBackoffSeconds": 1, "podMaxBackoffSeconds": 1}
     )
 
 

@@ -134,9 +134,7 @@ async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World)
     assert spread(placed).keys() == set(nodes)
 
 
-async def test_killed_replica_loses_only_calls_in_flight(
-    world: World,
-) -> None:
+async def test_killed_replica_loses_only_calls_in_flight(world: World) -> None:
     nodes = add_equal_nodes(world)
     async with two_replicas(world) as service:
         scheduler = world.services.scheduler

@@ -151,9 +151,7 @@ async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(
     assert reason in unschedulable(waiting)
 
 
-async def test_start_by_a_slow_node_clock_still_has_a_warm_up(
-    world: World,
-) -> None:
+async def test_start_by_a_slow_node_clock_still_has_a_warm_up(world: World) -> None:
     now = world.fleet.clock()
     for node, at in (("young", now), ("past", now - HOUR)):
         (tenant,) = await world.tenants(of(world, node), 1)

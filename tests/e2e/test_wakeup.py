@@ -104,9 +104,7 @@ async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(world: World
     )
 
 
-async def test_new_node_takes_pods_at_once_and_waiting_pods_once_idle(
-    world: World,
-) -> None:
+async def test_new_node_takes_pods_at_once_and_waiting_pods_once_idle(world: World) -> None:
     await start(world)
     patient = await refused(world)
     tried = len(await world.decisions(patient))

@@ -14,12 +14,7 @@ HALF = Gpu(busy=0.2, used_gib=8.0)
 def world() -> World:
     world = World()
     world.add(
-        {
-            "idle": [IDLE, IDLE, HALF],
-            "busy": [BUSY, BUSY],
-            "dead": [DEAD, IDLE],
-            "full": [IDLE],
-        }
+        {"idle": [IDLE, IDLE, HALF], "busy": [BUSY, BUSY], "dead": [DEAD, IDLE], "full": [IDLE]}
     )
     world.add_pod("a", "busy", gpus=2)
     world.add_pod("b", "full")

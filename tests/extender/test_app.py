@@ -84,10 +84,7 @@ async def test_missing_prometheus_url_names_the_setting() -> None:
 
 
 async def test_not_ready_before_the_first_inventory() -> None:
-    async with (
-        run_cluster(demo_fleet()) as cluster,
-        aiohttp.ClientSession() as session,
-    ):
+    async with run_cluster(demo_fleet()) as cluster, aiohttp.ClientSession() as session:
         kubeconfig = cluster.kubeconfig.read_text(encoding="utf-8")
         cluster.kubeconfig.write_text(
             kubeconfig.replace(cluster.apiserver_url, "http://127.0.0.1:1"), encoding="utf-8"

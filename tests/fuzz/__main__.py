@@ -116,7 +116,7 @@ def keep(runs: Sequence[Run], folder: Path | None) -> None:
             f"{sum(run.bodies for run in runs):,} bodies, made by Atheris from the corpus of "
             "`tests/fuzz` and guided by coverage. A target whose row says no answered each of them "
             f"with a typed error or rightly, within {MOST_CPU_SECONDS:g} s of CPU time and "
-            f"{MOST_MIB} MiB.",
+            f"{MOST_MIB} MiB."
         ],
         folder=folder,
         command=" ".join(["python -m tests.fuzz", *sys.argv[1:]]),

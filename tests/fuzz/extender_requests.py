@@ -74,10 +74,7 @@ def _judge_filter(body: bytes, answer: bytes, outcome: RequestOutcome, world: Wo
         passed = list(map(_node_name, objects))
         if objects != [request.objects.get(name) for name in passed]:
             raise FaultError("a returned node differs from the sent one")
-    failed = [
-        *_keys(found["failednodes"]),
-        *_keys(found["failedandunresolvablenodes"]),
-    ]
+    failed = [*_keys(found["failednodes"]), *_keys(found["failedandunresolvablenodes"])]
     said = Counter([*passed, *failed])
     if passed != [name for name in request.nodes if name in set(passed)]:
         raise FaultError(f"{passed} pass of {request.nodes}, in this order")

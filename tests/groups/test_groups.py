@@ -85,9 +85,7 @@ async def end(world: World, pods: list[Object]) -> None:
         await world.client.delete(item)
 
 
-async def test_complete_group_is_requested_and_spread_like_a_burst(
-    world: World,
-) -> None:
+async def test_complete_group_is_requested_and_spread_like_a_burst(world: World) -> None:
     nodes = [world.add_shared(f"shared-{number}") for number in range(3)]
     await world.start()
     *first, last = await group(world, "whole", 6)
@@ -100,9 +98,7 @@ async def test_complete_group_is_requested_and_spread_like_a_burst(
     assert Counter(await world.bound([*first, last])) == dict.fromkeys(nodes, 2)
 
 
-async def test_group_starts_once_it_fits_and_blocks_no_pods_before(
-    world: World,
-) -> None:
+async def test_group_starts_once_it_fits_and_blocks_no_pods_before(world: World) -> None:
     small = world.add("small", 2)
     await world.start()
     pods = await group(world, "large", 4)
@@ -123,9 +119,7 @@ async def test_group_starts_once_it_fits_and_blocks_no_pods_before(
     assert await world.bound(pods) == ["added"] * 4
 
 
-async def test_group_too_large_by_its_object_is_reported(
-    world: World,
-) -> None:
+async def test_group_too_large_by_its_object_is_reported(world: World) -> None:
     world.add("small", 2)
     for name in ("cluster-role.yaml", "cluster-role-binding.yaml"):
         await world.services.plane.kubectl("apply", "-f", str(GROUP_SIZES / name))
@@ -138,9 +132,7 @@ async def test_group_too_large_by_its_object_is_reported(
     assert any("could not hold the pod's whole group" in message for message in messages), messages
 
 
-async def test_whole_group_waits_if_one_pod_is_refused(
-    world: World,
-) -> None:
+async def test_whole_group_waits_if_one_pod_is_refused(world: World) -> None:
     free, taken = world.add("free", 1), world.add("taken", 1)
     await world.start()
     world.fleet.set_foreign(taken, 0, FOREIGN)
@@ -159,9 +151,7 @@ async def test_whole_group_waits_if_one_pod_is_refused(
     assert sorted(await world.bound(pods)) == [free, taken]
 
 
-async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
-    world: World,
-) -> None:
+async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(world: World) -> None:
     name = world.add("small", 2)
     await world.start()
     pods = await group(world, "again", 3)
@@ -192,9 +182,7 @@ async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World
     assert set(await world.bound(pods)) == set(large)
 
 
-async def test_group_tried_on_each_rack_counts_only_where_it_goes(
-    world: World,
-) -> None:
+async def test_group_tried_on_each_rack_counts_only_where_it_goes(world: World) -> None:
     racks = {"a": [world.add("a", 2)], "b": [world.add(f"b-{at}", 2) for at in range(2)]}
     await world.start()
     for rack, nodes in racks.items():
@@ -217,9 +205,7 @@ async def test_group_tried_on_each_rack_counts_only_where_it_goes(
         await wait_nothing_assumed(world, name)
 
 
-async def test_group_evicts_no_more_than_it_needs_without_the_preempt_verb(
-    world: World,
-) -> None:
+async def test_group_evicts_no_more_than_it_needs_without_the_preempt_verb(world: World) -> None:
     nodes = [world.add("one"), world.add("other")]
     await world.start()
     tenants = [tenant for name in nodes for tenant in await world.tenants(name, 2)]

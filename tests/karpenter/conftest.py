@@ -41,11 +41,7 @@ INSTANCE_TYPE: Final = {
             "Price": 1.0,
             "Available": True,
             "Requirements": [
-                {
-                    "key": "karpenter.sh/capacity-type",
-                    "operator": "In",
-                    "values": ["on-demand"],
-                },
+                {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
                 {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [ZONE]},
             ],
         }
@@ -72,7 +68,7 @@ NODE_POOL: Final[Object] = {
         "template": {
             "spec": {
                 "requirements": [
-                    {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]},
+                    {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
                 ],
                 "nodeClassRef": {
                     "group": "karpenter.kwok.sh",

@@ -37,9 +37,7 @@ async def wait_event(world: World, item: Object, text: str) -> None:
     await wait_for(has_come, f"an event says {text!r}")
 
 
-async def test_karpenter_counts_a_refused_node_as_fitting_and_adds_none(
-    world: World,
-) -> None:
+async def test_karpenter_counts_a_refused_node_as_fitting_and_adds_none(world: World) -> None:
     taken = world.add("taken", 1)
     await world.start()
     world.fleet.set_foreign(taken, 0, FOREIGN)
@@ -55,9 +53,7 @@ async def test_karpenter_counts_a_refused_node_as_fitting_and_adds_none(
     assert await claims(world) == []
 
 
-async def test_a_pod_for_which_there_is_no_room_goes_to_the_node_that_it_adds(
-    world: World,
-) -> None:
+async def test_a_pod_for_which_there_is_no_room_goes_to_the_node_that_it_adds(world: World) -> None:
     full = world.add("full", 1)
     await world.start()
     await world.tenants(full)

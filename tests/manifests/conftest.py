@@ -29,8 +29,7 @@ async def installation(
 
 @pytest_asyncio.fixture
 async def controllers(
-    control_plane: ControlPlane,
-    installation: Installation,
+    control_plane: ControlPlane, installation: Installation
 ) -> AsyncIterator[ServerProcess]:
     """Run kube-controller-manager for one test, until the applied objects are removed."""
     process = kube_controller_manager(control_plane)

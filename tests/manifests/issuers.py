@@ -136,9 +136,7 @@ def secret_data(issued: Issued, authority: x509.Certificate) -> dict[str, bytes]
     }
 
 
-def secrets_of_ones_own(
-    namespace_secrets: Mapping[str, Object],
-) -> dict[str, dict[str, bytes]]:
+def secrets_of_ones_own(namespace_secrets: Mapping[str, Object]) -> dict[str, dict[str, bytes]]:
     """Return Secrets of an organization's CA, which signs with an intermediate CA.
 
     Args:

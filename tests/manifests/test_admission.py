@@ -246,9 +246,7 @@ async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_annot
 @pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-async def test_pods_keep_their_scheduler_while_a_part_fails(
-    admitting: Admitting,
-) -> None:
+async def test_pods_keep_their_scheduler_while_a_part_fails(admitting: Admitting) -> None:
     await admitting.scheduler.die()
     await admitting.until(DEFAULT)
     await admitting.admin.create(gpu_pod("while-stale"))
@@ -351,9 +349,7 @@ async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
 @pytest.mark.parametrize("name", ["admission", "admission-cert-manager"])
 @pytest.mark.neighbours
 @pytest.mark.e2e
-def test_the_webhooks_address_is_served_and_its_name_is_certified(
-    name: str,
-) -> None:
+def test_the_webhooks_address_is_served_and_its_name_is_certified(name: str) -> None:
     items = built(OVERLAYS / name)
     (webhook,) = find(items, "MutatingWebhookConfiguration", "idlegpu-scheduler-name")["webhooks"]
     service = find(items, "Service", "idlegpu-extender")

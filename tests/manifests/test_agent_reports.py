@@ -87,10 +87,7 @@ class Reporting:
 
     async def metrics(self, name: str) -> dict[str, float]:
         """Return the nonzero series of one of the extender's metrics, by labels as written."""
-        async with (
-            self.extender.server.session() as session,
-            session.get("/metrics") as answer,
-        ):
+        async with self.extender.server.session() as session, session.get("/metrics") as answer:
             pairs = (line.rpartition(" ") for line in (await answer.text()).splitlines())
             return {
                 series.removeprefix(name): float(value)

@@ -34,10 +34,7 @@ async def test_without_a_valid_token_only_health_and_metrics_are_answered(read: 
         assert "kubectl create token" in answer["error"]
     status, health = await read.extender.read("/readyz")
     assert (status, health["status"] == "starting") == (200, False)
-    async with (
-        read.extender.server.session() as session,
-        session.get("/metrics") as response,
-    ):
+    async with read.extender.server.session() as session, session.get("/metrics") as response:
         text = await response.text()
     assert "idlegpu_gpu_pods 2.0" in text
     assert 'outcome="no-token"' in text

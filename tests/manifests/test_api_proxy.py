@@ -266,10 +266,7 @@ async def test_the_command_lines_usual_way_is_open_with_the_components(
     await installation.add_kinds_of_others()
     # As an administrator fills it in, in place of the reserved range.
     filled_in = {"IDLEGPU_API_PROXIES": way.address}
-    async with (
-        reading(installation, tmp_path, filled_in, folder) as read,
-        proxied(read, way),
-    ):
+    async with reading(installation, tmp_path, filled_in, folder) as read, proxied(read, way):
         (container,) = find(installation.items, "Deployment", SERVICE)["spec"]["template"]["spec"][
             "containers"
         ]

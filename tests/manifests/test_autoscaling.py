@@ -255,9 +255,7 @@ def replicas_for(metric: Object) -> int:
     return ceil(float(metric["value"][1]) / int(wanted["external"]["target"]["averageValue"]))
 
 
-async def test_query_counts_awaited_gpus_once_for_all_replicas(
-    tmp_path: Path,
-) -> None:
+async def test_query_counts_awaited_gpus_once_for_all_replicas(tmp_path: Path) -> None:
     pods = ((8, "h100", False), (2, "", False), (8, "", True))
     async with (
         serving(extender_of(*pods)) as first,

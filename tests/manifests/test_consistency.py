@@ -325,9 +325,7 @@ def test_agents_verify_the_webhooks_certificate(tmp_path: Path) -> None:
 
 @pytest.mark.neighbours
 @pytest.mark.e2e
-def test_all_clients_of_the_status_port_use_https_by_default(
-    tmp_path: Path,
-) -> None:
+def test_all_clients_of_the_status_port_use_https_by_default(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["service-monitor"]))
     settings = extender_settings()
     (endpoint,) = find(together, "ServiceMonitor", EXTENDER)["spec"]["endpoints"]
@@ -360,11 +358,7 @@ def schemes(together: list[Object]) -> set[str]:
     ports = find(together, "Service", EXTENDER)["spec"]["ports"]
     (port,) = (port for port in ports if port["name"] == "status")
     assert {probe["port"] for probe in probes} == {endpoint["port"]} == {port["targetPort"]}
-    return {
-        port["appProtocol"],
-        endpoint["scheme"],
-        *(probe["scheme"].lower() for probe in probes),
-    }
+    return {port["appProtocol"], endpoint["scheme"], *(probe["scheme"].lower() for probe in probes)}
 
 
 def test_network_policy_lets_the_api_server_proxy_to_the_status_port() -> None:
@@ -383,9 +377,7 @@ def test_network_policy_lets_the_api_server_proxy_to_the_status_port() -> None:
 
 @pytest.mark.neighbours
 @pytest.mark.e2e
-def test_pods_reach_only_the_gpu_loads_of_their_nodes_agent(
-    tmp_path: Path,
-) -> None:
+def test_pods_reach_only_the_gpu_loads_of_their_nodes_agent(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["host-port"]))
     pod = find(together, "DaemonSet", AGENT)["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -17,11 +17,7 @@ from testkit.controlplane.deployed import scheduler_config
 from testkit.controlplane.fixtures import StartScheduler
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object, node, pod
-from testkit.controlplane.running import (
-    Certify,
-    remove_certificates,
-    running_extender,
-)
+from testkit.controlplane.running import Certify, remove_certificates, running_extender
 from testkit.controlplane.services import HTTP_TIMEOUT
 from testkit.controlplane.shipped import OVERLAYS, ROOT
 from testkit.controlplane.waiting import wait_for
@@ -136,13 +132,7 @@ def shake_hands(
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        "cert-manager",
-        "as-cert-manager",
-        "ones-own-ca",
-        "the-guides-commands",
-    ],
+    "way", ["cert-manager", "as-cert-manager", "ones-own-ca", "the-guides-commands"]
 )
 async def test_kube_scheduler_and_extender_know_each_other(
     installation: Installation, start_scheduler: StartScheduler, tmp_path: Path, way: str

@@ -129,10 +129,7 @@ async def everything_watched(world: World, folder: Path) -> AsyncIterator[Watche
     status = [urlsplit(server.url).netloc for server in (services.extender, second)]
     async with AsyncExitStack() as stack:
         tokens = await stack.enter_async_context(tokens_of(world, folder))
-        settings: Object = {
-            "peers": {"addresses": addresses},
-            "agents": tokens.settings,
-        }
+        settings: Object = {"peers": {"addresses": addresses}, "agents": tokens.settings}
         await world.register()
         await tokens.issue_all([node])
         await world.start(settings)
@@ -191,9 +188,7 @@ async def _agent(
                 proc=str(machine.proc),
                 pod_logs=str(machine.logs),
                 reports=replace(
-                    tokens.reporting(),
-                    service=tokens.address,
-                    token_file=str(tokens.file(node)),
+                    tokens.reporting(), service=tokens.address, token_file=str(tokens.file(node))
                 ),
             )
             async with start_agent(options, backend) as (_, (host, port)):

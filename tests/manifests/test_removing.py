@@ -69,9 +69,7 @@ async def is_empty(release: Release) -> None:
     await wait_for(nothing_is_left, "nothing of idlegpu is left", deadline_seconds=60)
 
 
-async def test_guide_removes_all_that_an_uninstallation_leaves(
-    release: Release,
-) -> None:
+async def test_guide_removes_all_that_an_uninstallation_leaves(release: Release) -> None:
     for item in rendered({}, release.folder):
         if item["kind"] == "Namespace":
             await release.admin.create(item)

@@ -80,9 +80,7 @@ def event(name: str) -> Object:
     }
 
 
-async def test_the_extender_has_exactly_the_rights_that_it_uses(
-    installation: Installation,
-) -> None:
+async def test_the_extender_has_exactly_the_rights_that_it_uses(installation: Installation) -> None:
     await installation.apply(MANIFESTS)
     own, others = EXTENDER_NAMESPACE, "default"
     async with await installation.client(*EXTENDER) as client:

@@ -11,12 +11,7 @@ from testkit.controlplane.client import ApiClient, ApiError
 from testkit.controlplane.installing import Installation, rights, wait_authorized
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import SCHEDULER as KUBE_SCHEDULER
-from testkit.controlplane.shipped import (
-    EXTENDER_NAMESPACE,
-    MANIFESTS,
-    OVERLAYS,
-    SECOND_SCHEDULER,
-)
+from testkit.controlplane.shipped import EXTENDER_NAMESPACE, MANIFESTS, OVERLAYS, SECOND_SCHEDULER
 from tests.manifests.rights import everybody, patch, refused
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]

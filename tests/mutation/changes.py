@@ -34,10 +34,7 @@ GUARDS: Final = frozenset({"repr", "strict"})
 """Arguments of `field` and `zip` that only help to debug."""
 
 _OPPOSITES: Final = (("min", "max"), ("any", "all"), ("minimum", "maximum"), ("fmin", "fmax"))
-NAMED: Final = {
-    **dict(_OPPOSITES),
-    **{right: left for left, right in _OPPOSITES},
-}
+NAMED: Final = {**dict(_OPPOSITES), **{right: left for left, right in _OPPOSITES}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,12 +38,7 @@ QUERIES = (
     'up{instance="10.0.0.15:9400"} and on (job, instance) (DCGM_FI_DEV_GPU_TEMP)',
 )
 
-REFUSED = (
-    "max by (UUID (up)",
-    "",
-    "{}",
-    'timestamp({__name__=~"DCGM_FI_DEV_(FB_USED|GPU_TEMP)"})',
-)
+REFUSED = ("max by (UUID (up)", "", "{}", 'timestamp({__name__=~"DCGM_FI_DEV_(FB_USED|GPU_TEMP)"})')
 
 NODES, DEVICES = 13, 60
 
@@ -98,9 +93,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
                 await real.process.stop()
 
 
-async def test_real_prometheus_answers_as_the_fake_does(
-    pair: Pair,
-) -> None:
+async def test_real_prometheus_answers_as_the_fake_does(pair: Pair) -> None:
     async def has_everything() -> bool:
         _, up = await pair.fetch(pair.real_url, "up == 1")
         return len(up) == NODES

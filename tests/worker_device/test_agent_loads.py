@@ -14,13 +14,7 @@ from agent.report.contract import Device, Report, encode
 from extender.core.devices.readings import Signal
 from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
 from tests.worker_device.workers import Container
-from worker_device.agent_loads import (
-    REPORT_PATH,
-    SIGNALS,
-    AgentError,
-    fetch_loads,
-    parse_loads,
-)
+from worker_device.agent_loads import REPORT_PATH, SIGNALS, AgentError, fetch_loads, parse_loads
 from worker_device.visible import Load
 
 
@@ -154,11 +148,7 @@ def test_loads_from_the_agent_decide(
     [(b"{}", 200), (b"<html>", 200), (b'{"devices": [1], "signals": {}}', 200), (b"", 503)],
 )
 def test_a_failing_agent_is_named_and_ignored(
-    container: Container,
-    driver: FakeDriver,
-    agent: ThreadingHTTPServer,
-    answer: bytes,
-    status: int,
+    container: Container, driver: FakeDriver, agent: ThreadingHTTPServer, answer: bytes, status: int
 ) -> None:
     driver.has(card(0, busy=50), card(1))
     _Agent.answer, _Agent.status = answer, status

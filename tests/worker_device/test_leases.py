@@ -115,11 +115,7 @@ def test_of_equally_busy_devices_the_one_with_less_memory_in_use_comes_first() -
 
 @pytest.mark.parametrize(
     ("loads", "reason"),
-    [
-        ([0.0, 0.0], "least loaded"),
-        ([0.0, None], "by worker number"),
-        ([0.0], "by worker number"),
-    ],
+    [([0.0, 0.0], "least loaded"), ([0.0, None], "by worker number"), ([0.0], "by worker number")],
     ids=["loads are known", "one is unknown", "no choice"],
 )
 def test_loads_are_the_reason_only_if_all_are_known(loads: list[float | None], reason: str) -> None:
@@ -308,11 +304,7 @@ def test_more_running_workers_than_leases_fit_leave_none_of_ended_ones() -> None
     gone = [Lease(worker=n, device="GPU-0", holder=process(n)) for n in range(1000, 1003)]
 
     assigned = ask(
-        (*gone, *alive),
-        1,
-        process(1),
-        devices(1),
-        ended=frozenset(one.holder for one in gone),
+        (*gone, *alive), 1, process(1), devices(1), ended=frozenset(one.holder for one in gone)
     )
 
     assert assigned.leases[:-1] == tuple(alive)

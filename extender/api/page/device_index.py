@@ -185,10 +185,7 @@ class _Lister:
     def labels(self) -> dict[str, tuple[tuple[str, ...], _Words]]:
         """Return the values of each label that a node has, and the number of each node's value."""
         return {
-            label: (
-                tuple(names.texts),
-                _words(np.array(self._label_numbers[label], dtype=np.intp)),
-            )
+            label: (tuple(names.texts), _words(np.array(self._label_numbers[label], dtype=np.intp)))
             for label, names in self._labels.items()
             if names.texts not in ([], [""])
         }

@@ -24,13 +24,7 @@ from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.verdicts import SHOWN_STATES, shown_codes
 from extender.core.nodes.batches import take_batch, with_rows
-from extender.core.nodes.snapshot import (
-    Batch,
-    Pool,
-    Rows,
-    Snapshot,
-    batch_rows,
-)
+from extender.core.nodes.snapshot import Batch, Pool, Rows, Snapshot, batch_rows
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet

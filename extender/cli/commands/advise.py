@@ -65,10 +65,7 @@ def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
         parts.append(line("no pod is known to request far more, or less, than it uses"))
     if answer.pods_unjudged:
         parts.append(
-            line(
-                f"pods not judged, because too few samples exist: {answer.pods_unjudged}",
-                "dim",
-            )
+            line(f"pods not judged, because too few samples exist: {answer.pods_unjudged}", "dim")
         )
     parts.append(line(_basis(answer), "dim"))
     if answer.stranded:

@@ -257,8 +257,7 @@ def _detail(
         yield line(verdict.reason)
     if verdict.is_late:
         yield line(
-            "as of the pod's binding: the decision's own snapshot was already replaced",
-            "yellow",
+            "as of the pod's binding: the decision's own snapshot was already replaced", "yellow"
         )
     if not verdict.is_agreed:
         yield line(

@@ -12,9 +12,7 @@ from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
 _STATUS_COLUMN = "STATUS"
-_WIDE_COLUMNS = [
-    ">HELD", ">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS",
-]  # fmt: skip
+_WIDE_COLUMNS = [">HELD", ">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
 _KINDS = {
     "idle": "green",
     "held_idle": "yellow",

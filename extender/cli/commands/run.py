@@ -44,11 +44,7 @@ def _checked_environment(
 @partial(connected, timeout=False)
 @click.option("--gpus", default=1, show_default=True, type=Whole(1, 1024), help="Number of GPUs.")
 @click.option(
-    "--resource",
-    default="nvidia.com/gpu",
-    show_default=True,
-    metavar="NAME",
-    help="GPU resource.",
+    "--resource", default="nvidia.com/gpu", show_default=True, metavar="NAME", help="GPU resource."
 )
 @click.option("--memory", metavar="QUANTITY", help="Memory needed on each GPU, such as 20Gi.")
 @click.option("--model", metavar="MODELS", help="Models to prefer, such as H100,A100.")

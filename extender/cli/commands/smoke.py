@@ -18,11 +18,7 @@ _POLL_SECONDS = 0.5
 @connected
 @click.argument("node", shell_complete=NODES)
 @click.option(
-    "--resource",
-    default="nvidia.com/gpu",
-    show_default=True,
-    metavar="NAME",
-    help="GPU resource.",
+    "--resource", default="nvidia.com/gpu", show_default=True, metavar="NAME", help="GPU resource."
 )
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
 @click.option(

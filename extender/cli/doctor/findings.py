@@ -57,11 +57,7 @@ class Check:
 
 
 def check(
-    code: str,
-    title: str,
-    *,
-    needs: tuple[str, ...],
-    unseen: Callable[[Facts], str] = lambda _: "",
+    code: str, title: str, *, needs: tuple[str, ...], unseen: Callable[[Facts], str] = lambda _: ""
 ) -> Callable[[Callable[[Facts], Iterable[Problem]]], Check]:
     """Build a check from a function that yields problems; the arguments are those of `Check`.
 

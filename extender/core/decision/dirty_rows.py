@@ -86,10 +86,7 @@ class CacheEntry:
 
 
 def evaluate_cached(
-    snapshot: Snapshot,
-    pool: Pool,
-    inputs: EvaluationInputs,
-    entries: Iterable[CacheEntry] = (),
+    snapshot: Snapshot, pool: Pool, inputs: EvaluationInputs, entries: Iterable[CacheEntry] = ()
 ) -> CacheEntry:
     """Evaluate a pool for a request: update the cached entry that has the fewest dirty rows.
 

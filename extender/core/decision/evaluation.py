@@ -368,10 +368,7 @@ def evaluate_for_in_steps(
 
 def estimates(policy: Policy) -> Estimates:
     """Return the policy's estimates for tenants that the readings do not show yet."""
-    return Estimates(
-        utilization=policy.assumed.utilization,
-        mps_share_bytes=policy.mps_share_bytes,
-    )
+    return Estimates(utilization=policy.assumed.utilization, mps_share_bytes=policy.mps_share_bytes)
 
 
 def device_requests(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
@@ -489,10 +486,6 @@ def evaluate_after(
         used_now = replace(leaving.row, used=row.used)
         leaving = replace(leaving, row=used_now) if row.is_shared else leaving.of_ended(row)
     batch = batch_after(
-        leaving,
-        tenants,
-        snapshot.telemetry,
-        pool.batch.suspicion[[at]],
-        is_presumed_idle=True,
+        leaving, tenants, snapshot.telemetry, pool.batch.suspicion[[at]], is_presumed_idle=True
     )
     return evaluate_for(inputs, batch, snapshot.models, pool.seen)

@@ -125,9 +125,7 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
     is_open = ~batch.is_agreed | is_late | ~open_devices.any(axis=1)
     policy = _policy_choice(batch, offered, count)
     devices = np.where(
-        is_open[:, None],
-        offered,
-        np.where(batch.is_shared[:, None], policy, open_devices),
+        is_open[:, None], offered, np.where(batch.is_shared[:, None], policy, open_devices)
     )
     # If any device may be landed on, the allocated ones are among them.
     held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)

@@ -23,14 +23,7 @@ import numpy as np
 
 from extender.core.decision.assessment import Assessment
 from extender.core.decision.device_sets import JOINED, side_by_side
-from extender.core.decision.landing import (
-    LEAST,
-    STEPS,
-    Band,
-    bands,
-    certainty,
-    steps_of,
-)
+from extender.core.decision.landing import LEAST, STEPS, Band, bands, certainty, steps_of
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.policy import Strategy, Weights
 

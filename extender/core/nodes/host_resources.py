@@ -108,8 +108,7 @@ def _scaled_text(value: str | float, scale: int) -> int:
 
 
 def add_up(
-    containers: Iterable[HostResources],
-    init_containers: Iterable[ContainerNeeds],
+    containers: Iterable[HostResources], init_containers: Iterable[ContainerNeeds]
 ) -> HostResources:
     """Sum the requests of a pod's containers.
 

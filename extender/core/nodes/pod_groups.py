@@ -37,10 +37,7 @@ _VOLCANO_NAME: Final = "scheduling.k8s.io/group-name"
 _VOLCANO_SIZE: Final = "scheduling.volcano.sh/group-min-member"
 
 _GROUP_OWNERS: Final = frozenset(
-    {
-        *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
-        *("RayCluster",),
-    }
+    {*("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"), *("RayCluster",)}
 )
 """Kinds of Kubeflow and Ray that make pods themselves, all for one computation."""
 

@@ -93,8 +93,7 @@ class SeenRequests:
             "host_bytes": np.array([kind.host_bytes for kind in self.kinds], dtype=np.intp),
             "storage_bytes": np.array(storage, dtype=np.intp) if any(storage) else None,
             "parts": np.array(
-                [pairs.index((kind.count, kind.memory_bytes)) for kind in self.kinds],
-                dtype=np.intp,
+                [pairs.index((kind.count, kind.memory_bytes)) for kind in self.kinds], dtype=np.intp
             ),
             "part_count": np.array([count for count, _ in pairs], dtype=np.intp),
             "part_bytes": np.array(memory, dtype=np.float64) if any(memory) else None,

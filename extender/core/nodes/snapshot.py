@@ -506,10 +506,7 @@ class Pool:
 
 
 def build_pool(
-    resource: str,
-    rows: Mapping[str, PoolRow],
-    telemetry: Telemetry,
-    suspicion: Mapping[str, float],
+    resource: str, rows: Mapping[str, PoolRow], telemetry: Telemetry, suspicion: Mapping[str, float]
 ) -> Pool:
     """Build the pool of `resource` from each node's row."""
     nodes = tuple(sorted(rows))

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from extender.core.quantity import GIB, MIB, TIB
-from extender.core.request.annotations import (
-    AnnotationProblem,
-    shorten,
-)
+from extender.core.request.annotations import AnnotationProblem, shorten
 from extender.core.request.gpu_resources import ResourceNames, read_counts
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 

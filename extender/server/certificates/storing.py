@@ -21,13 +21,7 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.lease import Lease
 from extender.runtime.decoding import decode_with
-from extender.server.certificates.issuing import (
-    EXTENDER,
-    SCHEDULER,
-    CertsError,
-    Files,
-    trusted,
-)
+from extender.server.certificates.issuing import EXTENDER, SCHEDULER, CertsError, Files, trusted
 
 SIDES: Final = (EXTENDER, SCHEDULER)
 _AUTHORITY: Final = ("ca.crt", "ca.key", "next.crt", "next.key", "previous.crt")

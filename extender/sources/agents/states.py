@@ -103,17 +103,7 @@ class AgentState:
         node: node of the agent's token.
     """
 
-    __slots__ = (
-        "_format",
-        "_values",
-        "at",
-        "foreign",
-        "is_news",
-        "node",
-        "pods",
-        "shares",
-        "uids",
-    )
+    __slots__ = ("_format", "_values", "at", "foreign", "is_news", "node", "pods", "shares", "uids")
 
     def __init__(self, node: str) -> None:
         self.node = node

@@ -171,10 +171,7 @@ class TokenReviewer:
         audience = self._settings.audience
         try:
             user = await review_token(
-                self._client,
-                token,
-                audience=audience,
-                timeout_seconds=REVIEW_TIMEOUT_SECONDS,
+                self._client, token, audience=audience, timeout_seconds=REVIEW_TIMEOUT_SECONDS
             )
         except WrongAudienceError as error:
             raise _wrong_audience(audience) from error

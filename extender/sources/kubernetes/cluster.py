@@ -228,10 +228,7 @@ class _PodFeed:
 
     def _reduce(self, raw: Mapping[str, object]) -> tuple[str, PodRecord | None]:
         record = reduce_pod(
-            raw,
-            self._resources,
-            early_seconds=self._early_seconds,
-            reads_limits=self._reads_limits,
+            raw, self._resources, early_seconds=self._early_seconds, reads_limits=self._reads_limits
         )
         return uid_of(raw), record
 

@@ -170,10 +170,7 @@ class GroupSizes:
         return sizes or None
 
     def _set(
-        self,
-        _: str,
-        before: tuple[_GroupSize, ...] | None,
-        record: tuple[_GroupSize, ...] | None,
+        self, _: str, before: tuple[_GroupSize, ...] | None, record: tuple[_GroupSize, ...] | None
     ) -> None:
         for group in record or ():
             self._by_key[group.key] = group

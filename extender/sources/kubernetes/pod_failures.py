@@ -185,9 +185,7 @@ def _deleted_at(metadata: Mapping[str, object]) -> float | None:
 
 
 def _has_failed(
-    container: Mapping[str, object],
-    within_seconds: float,
-    deleted_at: float | None,
+    container: Mapping[str, object], within_seconds: float, deleted_at: float | None
 ) -> bool:
     """Return whether a container failed early, now or the time before, or cannot start.
 
@@ -207,11 +205,7 @@ def _has_failed(
     )
 
 
-def _is_early(
-    ended: Mapping[str, object],
-    within_seconds: float,
-    deleted_at: float | None,
-) -> bool:
+def _is_early(ended: Mapping[str, object], within_seconds: float, deleted_at: float | None) -> bool:
     """Return whether a termination is an error soon after the container's start."""
     reason = text_of(ended.get("reason"))
     if ended.get("exitCode") == 0 or reason in _UNRELATED_TO_GPUS:

@@ -345,11 +345,7 @@ def _shared_selection(selection: Selection) -> Selection:
 def _stored_taints(raw: object) -> tuple[Taint, ...]:
     """Return the taints that repel pods or concern GPUs."""
     stored = (
-        Taint(
-            key=key,
-            value=text_of(taint.get("value")),
-            effect=effect,
-        )
+        Taint(key=key, value=text_of(taint.get("value")), effect=effect)
         for taint in objects_of(raw)
         if (key := text_of(taint.get("key")))
         and (effect := text_of(taint.get("effect")))

@@ -43,12 +43,7 @@ from extender.sources.prometheus.dcgm_devices import (
 from extender.sources.prometheus.http import QueryPool, wait_for_error
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.protocol import ROUND_TIMEOUTS, PrometheusError, table_of
-from extender.sources.prometheus.responses import (
-    Rows,
-    Text,
-    fingerprint_rows,
-    recognize_nothing,
-)
+from extender.sources.prometheus.responses import Rows, Text, fingerprint_rows, recognize_nothing
 
 if TYPE_CHECKING:
     from extender.settings.sources import Prometheus

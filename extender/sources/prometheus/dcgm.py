@@ -252,10 +252,7 @@ _ROWS: Final[tuple[tuple[Signal, MetricUnit, tuple[str, ...]], ...]] = (
     (
         Signal.UNCORRECTABLE_REMAPPED_ROWS,
         MetricUnit.COUNT,
-        (
-            "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
-            "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL",
-        ),
+        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
     ),
     (
         Signal.ECC_DOUBLE_BIT_VOLATILE,

@@ -250,8 +250,7 @@ class PrometheusClient:
                 return body
             if len(body) > _MAX_ANSWER_MIB * MIB:
                 raise self._error(
-                    f"the answer is larger than {_MAX_ANSWER_MIB} MiB",
-                    "narrow prometheus.selector",
+                    f"the answer is larger than {_MAX_ANSWER_MIB} MiB", "narrow prometheus.selector"
                 )
             if time.monotonic() > self._deadline:
                 raise self._timeout_error()

@@ -238,9 +238,7 @@ def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[
 def _past_frames(past: _PastReadings) -> Iterator[Frame]:
     """Encode past readings: the times, then the values of some devices per frame."""
     matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
-    yield Frame(
-        header={"more": True, "times": past.times.tolist(), "matrices": len(matrices)},
-    )
+    yield Frame(header={"more": True, "times": past.times.tolist(), "matrices": len(matrices)})
     yield from _device_frames(past.devices, matrices, np.float32)
 
 

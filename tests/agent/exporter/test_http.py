@@ -134,9 +134,7 @@ async def test_malformed_http_is_rejected_and_the_connection_closed(
     writer.close()
 
 
-async def test_an_incomplete_request_times_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_incomplete_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
         reader, writer = await asyncio.open_connection(*address)

@@ -264,9 +264,7 @@ def test_a_list_that_grew_during_the_call_is_read_again() -> None:
     assert [one.pid for one in nvml.processes(ProcessList.COMPUTE, replay.handle)] == [457]
 
 
-def test_a_driver_before_510_lists_no_processes_but_other_reads_work(
-    tmp_path: Path,
-) -> None:
+def test_a_driver_before_510_lists_no_processes_but_other_reads_work(tmp_path: Path) -> None:
     driver = FakeDriver(tmp_path)  # has no nvmlDeviceGetComputeRunningProcesses_v3
     driver.has(card(0, busy=40))
     code = "from agent.gpu.backend import *; from agent.gpu.nvml import Nvml\n"

@@ -423,9 +423,7 @@ def test_a_layout_change_is_detected(rig: Rig) -> None:
     assert all(Signal.MEMORY_USED in one.values for one in found.devices)
 
 
-def test_a_failing_instance_call_is_skipped_if_the_layout_is_unchanged(
-    rig: Rig,
-) -> None:
+def test_a_failing_instance_call_is_skipped_if_the_layout_is_unchanged(rig: Rig) -> None:
     rig.cards[1].instances = migs((1, "3g.40gb"), (2, "3g.40gb"))
     rig.backend.faults[ProcessList.MPS, "GPU-1"] = Code.InvalidArgument
     rig.cards[1].values[Call.NVLINKS] = {"nvlinks_up": 18.0}
@@ -444,9 +442,7 @@ def test_a_failing_instance_call_is_skipped_if_the_layout_is_unchanged(
     assert rig.backend.calls[ProcessList.MPS, "GPU-1"] > 2 * 6, "it answers again"
 
 
-def test_an_unreadable_card_with_instances_is_not_listed_every_second(
-    rig: Rig,
-) -> None:
+def test_an_unreadable_card_with_instances_is_not_listed_every_second(rig: Rig) -> None:
     rig.cards[1].instances = migs((1, "3g.40gb"))
     rig.read()
     calls = (*Call, *ProcessList)
@@ -471,9 +467,7 @@ def links_down(rig: Rig, passes: int = 2) -> list[float | None]:
     return [device.values.get(Signal.NVLINKS_DOWN) for device in found.devices]
 
 
-def test_links_count_as_down_if_other_cards_of_the_model_have_them(
-    rig: Rig,
-) -> None:
+def test_links_count_as_down_if_other_cards_of_the_model_have_them(rig: Rig) -> None:
     for card, up in zip(rig.cards, (18.0, 12.0, 18.0), strict=True):
         card.values[Call.NVLINKS] = {"nvlinks_up": up}
 
@@ -529,9 +523,7 @@ def test_a_hung_card_is_skipped_and_its_values_become_stale(rig: Rig) -> None:
     assert code(by_uuid(rig.read())["GPU-1"]) is None, "the call has returned"
 
 
-def test_the_next_thread_lists_the_cards_after_a_hung_one(
-    rig: Rig,
-) -> None:
+def test_the_next_thread_lists_the_cards_after_a_hung_one(rig: Rig) -> None:
     with pytest.raises(_CallAbandonedError):
         rig.session.read(AbandonedAt("instances"), frozenset())
 

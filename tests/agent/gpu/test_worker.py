@@ -137,9 +137,7 @@ async def test_a_call_without_card_is_retried_as_soon_as_it_returns(
             await asyncio.sleep(0)
 
 
-async def test_an_abandoned_call_that_returns_ends_its_thread(
-    release: threading.Event,
-) -> None:
+async def test_an_abandoned_call_that_returns_ends_its_thread(release: threading.Event) -> None:
     one = worker()
     went_on = threading.Event()
 

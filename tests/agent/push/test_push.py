@@ -70,9 +70,7 @@ async def test_only_news_is_sent_between_heartbeats(tmp_path: Path) -> None:
         assert link.sent == 4
 
 
-async def test_foreign_use_is_confirmed_when_it_begins_and_ends(
-    tmp_path: Path,
-) -> None:
+async def test_foreign_use_is_confirmed_when_it_begins_and_ends(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         running.agent.sees_holders = False
         running.look()
@@ -184,9 +182,7 @@ async def test_a_farewell_is_logged_as_the_reason(tmp_path: Path) -> None:
         assert link.refusals == 1
 
 
-async def test_no_token_is_sent_without_tls_unless_allowed(
-    tmp_path: Path,
-) -> None:
+async def test_no_token_is_sent_without_tls_unless_allowed(tmp_path: Path) -> None:
     async with reporting(9, tmp_path, host="192.0.2.1") as running:
         await eventually(lambda: running.pusher.links)
         (link,) = running.pusher.links.values()

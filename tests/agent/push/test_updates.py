@@ -313,8 +313,7 @@ class Passes:
 
     def is_news(self, busy: float | None = 0.0, used: float = 0.0, **device: Any) -> bool:
         return self.digest_builder.is_news(
-            self.reported,
-            self.digest_builder.build(self.next(busy, used, **device)),
+            self.reported, self.digest_builder.build(self.next(busy, used, **device))
         )
 
 

@@ -156,10 +156,7 @@ def test_a_device_at_its_shutdown_temperature_is_evaluated_every_time() -> None:
     facts = DeviceFacts(sources=("gpm",), xid_at=(None,), is_lost=(False,))
 
     def reported(celsius: float) -> tuple[str, str]:
-        signals = {
-            Signal.TEMPERATURE.value: (celsius,),
-            Signal.TEMPERATURE_SHUTDOWN.value: (95.0,),
-        }
+        signals = {Signal.TEMPERATURE.value: (celsius,), Signal.TEMPERATURE_SHUTDOWN.value: (95.0,)}
         (found,) = judge_of_node.evaluate(signals, facts, NOW)
         return found.action, found.cause
 

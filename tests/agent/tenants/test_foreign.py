@@ -22,9 +22,7 @@ async def closed(world: World) -> object:
     world.client.close()
 
 
-async def test_memory_that_holders_processes_do_not_explain_becomes_foreign(
-    world: World,
-) -> None:
+async def test_memory_that_holders_processes_do_not_explain_becomes_foreign(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.run(5, pod_cgroup(TRAINER))

@@ -159,9 +159,7 @@ async def test_a_restarted_kubelet_is_called_over_its_new_socket(
     assert [one.pod for one in await client.list()] == ["second"]
 
 
-async def test_a_call_without_answer_times_out_and_the_next_one_works(
-    kubelet: FakeKubelet,
-) -> None:
+async def test_a_call_without_answer_times_out_and_the_next_one_works(kubelet: FakeKubelet) -> None:
     kubelet.before = kubelet.wait_until_released
     async with asking(kubelet.socket, deadline_seconds=0.1) as client:
         with pytest.raises(PodResourcesError, match=r"no answer in 0\.1 s"):
@@ -300,8 +298,7 @@ def one_answer(
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [half_an_answer, half_a_message, not_a_message, compressed, a_web_page, silence],
+    "answer", [half_an_answer, half_a_message, not_a_message, compressed, a_web_page, silence]
 )
 async def test_a_malformed_answer_is_a_clear_error(
     tmp_path: Path, answer: Callable[[h2.connection.H2Connection, int], None]

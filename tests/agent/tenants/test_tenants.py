@@ -63,9 +63,7 @@ async def test_a_process_outside_of_kubernetes_is_foreign_at_once(world: World) 
     assert seen.used_by[0].place is Place.HOST
 
 
-async def test_a_pod_on_another_pods_device_is_foreign_after_a_kubelet_call(
-    world: World,
-) -> None:
+async def test_a_pod_on_another_pods_device_is_foreign_after_a_kubelet_call(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.log("lab", "notebook", NOTEBOOK)
@@ -82,9 +80,7 @@ async def test_a_pod_on_another_pods_device_is_foreign_after_a_kubelet_call(
     assert (second.used_by[1].namespace, second.used_by[1].pod) == ("lab", "notebook")
 
 
-async def test_a_pod_newer_than_the_kubelets_answer_is_not_foreign(
-    world: World,
-) -> None:
+async def test_a_pod_newer_than_the_kubelets_answer_is_not_foreign(world: World) -> None:
     await world.second()
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
@@ -97,9 +93,7 @@ async def test_a_pod_newer_than_the_kubelets_answer_is_not_foreign(
     assert world.kubelet.calls.count("List") <= 4
 
 
-async def test_use_of_a_free_device_is_foreign_even_without_process_data(
-    world: World,
-) -> None:
+async def test_use_of_a_free_device_is_foreign_even_without_process_data(world: World) -> None:
     world.machine.hide_machine()
 
     first = await world.second(memory=40 * GIB, busy=0.7, processes=(used(77),))
@@ -110,18 +104,14 @@ async def test_use_of_a_free_device_is_foreign_even_without_process_data(
     assert second.allocated_to == ()
 
 
-async def test_use_below_the_threshold_on_a_free_device_is_ignored(
-    world: World,
-) -> None:
+async def test_use_below_the_threshold_on_a_free_device_is_ignored(world: World) -> None:
     for _ in range(3):
         seen = await world.second(memory=GIB // 2, busy=0.02)
 
         assert seen.foreign == Foreign()
 
 
-async def test_activity_of_one_signal_is_foreign_only_with_a_foreign_process(
-    world: World,
-) -> None:
+async def test_activity_of_one_signal_is_foreign_only_with_a_foreign_process(world: World) -> None:
     alone = await world.seconds(3, memory=GIB // 2, busy=1.0, is_agreed=False)
     agreed = await world.seconds(3, memory=GIB // 2, busy=1.0)
     world.machine.run(77, HOST_CGROUP)
@@ -247,9 +237,7 @@ async def test_an_unnamed_pod_on_a_held_device_may_be_its_holder(world: World) -
     assert (seen.used_by[0].uid, seen.used_by[0].pod) == (TRAINER, "")
 
 
-async def test_a_process_that_ended_after_being_listed_is_accounted(
-    world: World,
-) -> None:
+async def test_a_process_that_ended_after_being_listed_is_accounted(world: World) -> None:
     world.hold("trainer")
 
     seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(999),))

@@ -122,11 +122,7 @@ class Clock:
 
 def held_by(pod: str, device_id: str, given: DeviceClaim | None = None) -> Allocation:
     return Allocation(
-        namespace="default",
-        pod=pod,
-        container="main",
-        device_id=device_id,
-        claim=given,
+        namespace="default", pod=pod, container="main", device_id=device_id, claim=given
     )
 
 

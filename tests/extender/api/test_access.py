@@ -18,14 +18,7 @@ from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
 from testkit.webhook_requests import MakeClient
 from testkit.world import World
-from tests.extender.api.guarded_api import (
-    BEARER,
-    OPEN_PATHS,
-    TOKEN,
-    GuardedApi,
-    guarded_api,
-    shown,
-)
+from tests.extender.api.guarded_api import BEARER, OPEN_PATHS, TOKEN, GuardedApi, guarded_api, shown
 
 
 @pytest_asyncio.fixture
@@ -49,9 +42,7 @@ async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(
     ]
 
 
-async def test_one_review_suffices_for_a_caller_who_may_list_all_pods(
-    guarded: GuardedApi,
-) -> None:
+async def test_one_review_suffices_for_a_caller_who_may_list_all_pods(guarded: GuardedApi) -> None:
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
     client = await guarded.open()
 
@@ -59,9 +50,7 @@ async def test_one_review_suffices_for_a_caller_who_may_list_all_pods(
     assert guarded.reviewers.reviewed_rights == [("alice", "")]
 
 
-async def test_a_caller_without_rights_sees_only_that_pods_exist(
-    guarded: GuardedApi,
-) -> None:
+async def test_a_caller_without_rights_sees_only_that_pods_exist(guarded: GuardedApi) -> None:
     client = await guarded.open()
 
     assert await shown(client) == ["another pod", "another pod"]
@@ -91,9 +80,7 @@ async def test_without_a_good_token_nothing_is_reported(
         assert "kubectl create token ACCOUNT --audience idlegpu-api" in await response.text()
 
 
-async def test_health_and_page_files_need_no_token(
-    guarded: GuardedApi,
-) -> None:
+async def test_health_and_page_files_need_no_token(guarded: GuardedApi) -> None:
     client = await guarded.open()
 
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
@@ -292,9 +279,7 @@ async def test_callers_token_limits_the_view_behind_the_proxy(guarded: GuardedAp
     assert stolen.status == 401
 
 
-async def test_token_is_kept_in_a_cookie_hidden_from_scripts(
-    guarded: GuardedApi,
-) -> None:
+async def test_token_is_kept_in_a_cookie_hidden_from_scripts(guarded: GuardedApi) -> None:
     guarded.reviewers.rights["alice"] = {"red"}
     client = await guarded.open()
 

@@ -267,9 +267,7 @@ async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[G
         yield found
 
 
-async def test_revoked_token_is_not_reviewed_at_each_request(
-    guarded: GuardedApi,
-) -> None:
+async def test_revoked_token_is_not_reviewed_at_each_request(guarded: GuardedApi) -> None:
     assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200
     del guarded.reviewers.users[TOKEN]
     guarded.now += 60.0

@@ -41,7 +41,7 @@ async def test_the_fewest_moves_come_first(world: World, client: Client) -> None
     assert answer["ready"] == []
     assert (best["node"], best["free"], best["fits"]) == ("b", 2, True)
     assert best["moves"] == [
-        {"pod": "team/b-0", "owner": "StatefulSet notebook", "gpus": 2, "to": "c"},
+        {"pod": "team/b-0", "owner": "StatefulSet notebook", "gpus": 2, "to": "c"}
     ]
     assert answer["total"] == 3
 

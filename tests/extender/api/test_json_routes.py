@@ -66,9 +66,7 @@ async def test_node_shows_its_gpus_and_their_use(client: Client) -> None:
     assert node["is_ready"] is True
 
 
-async def test_each_gpu_has_values_in_base_units_with_their_source(
-    client: Client,
-) -> None:
+async def test_each_gpu_has_values_in_base_units_with_their_source(client: Client) -> None:
     gpu = (await get(client, "/v1/nodes/idle"))["gpus"][2]
 
     assert (gpu["node"], gpu["resource"], gpu["index"]) == ("idle", GPU, 2)
@@ -97,12 +95,7 @@ async def test_the_source_is_the_one_that_reported(world: World, client: Client)
         ("idle", 2, "foreign", "8.0 GiB and 20% in use, and no pod holds it"),
         ("busy", 0, "busy", "utilization 90% is not below 30%"),
         ("dead", 0, "unhealthy", "cannot work: XID 79: fallen off the bus"),
-        (
-            "dead",
-            1,
-            "excluded",
-            "excluded with its node: GPU 0 has XID 79: fallen off the bus",
-        ),
+        ("dead", 1, "excluded", "excluded with its node: GPU 0 has XID 79: fallen off the bus"),
     ],
 )
 async def test_each_gpu_has_a_state_and_a_reason(

@@ -295,9 +295,7 @@ async def test_the_stream_reports_another_tenants_decision_without_its_name(
     assert leaks(text) == []
 
 
-async def test_another_tenants_decision_shows_the_node_without_the_pod(
-    cluster: Cluster,
-) -> None:
+async def test_another_tenants_decision_shows_the_node_without_the_pod(cluster: Cluster) -> None:
     _, text = await cluster.read("/v1/decisions", HOSTILE)
 
     own, other = json.loads(text)["decisions"]

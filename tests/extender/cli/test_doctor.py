@@ -114,9 +114,7 @@ def test_common_cause_of_skipped_checks_is_reported_once(run: Run) -> None:
     assert "IG203 could not run" in run("doctor", "-o", "wide", KUBECONFIG="/nowhere").stdout
 
 
-def test_doctor_prints_one_line_without_cluster_and_extender(
-    run: Run,
-) -> None:
+def test_doctor_prints_one_line_without_cluster_and_extender(run: Run) -> None:
     result = run("doctor", IDLEGPU_URL="", KUBECONFIG="/nowhere")
 
     assert result.stdout == ""

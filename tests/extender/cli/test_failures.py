@@ -345,8 +345,7 @@ def test_completion_knows_the_commands_and_their_options(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    ["explain absent", "decisions absent", "gpus absent", "explain --number 812"],
+    "arguments", ["explain absent", "decisions absent", "gpus absent", "explain --number 812"]
 )
 def test_an_error_names_a_command_that_helps_and_no_http(run: Run, arguments: str) -> None:
     said = run(*arguments.split()).stderr

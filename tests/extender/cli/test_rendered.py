@@ -176,10 +176,7 @@ def group(placed: Mapping[str, int], **changes: Any) -> str:
 
 
 def test_an_explanation_says_where_the_pods_group_is() -> None:
-    domains = [
-        Domain(label="rack", name="r1", pods=8),
-        Domain(label="rack", name="r2", pods=2),
-    ]
+    domains = [Domain(label="rack", name="r1", pods=8), Domain(label="rack", name="r2", pods=2)]
     many = {f"n{number}": 1 for number in range(6)}
     start = "group JobSet train: "
 

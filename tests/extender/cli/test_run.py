@@ -76,12 +76,7 @@ class FakeCluster:
         if request.path.endswith("/v1/bypassed") and self.refuses:
             return web.json_response({"error": "no token"}, status=401)
         if request.path.endswith("/v1/bypassed") and self.schedulers is not None:
-            known = {
-                "unjudged": 0,
-                "bound": [],
-                "likely_causes": [],
-                "schedulers": self.schedulers,
-            }
+            known = {"unjudged": 0, "bound": [], "likely_causes": [], "schedulers": self.schedulers}
             return web.json_response(known)
         condition = {
             "type": "PodScheduled",
@@ -473,11 +468,7 @@ def test_a_job_runs_once_and_is_deleted_a_day_after_it_has_ended() -> None:
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
     }
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    spec = {
-        "restartPolicy": "Never",
-        "tolerations": [toleration],
-        "containers": [container],
-    }
+    spec = {"restartPolicy": "Never", "tolerations": [toleration], "containers": [container]}
 
     assert GpuJob(command=["true"], name="j").manifest() == {
         "apiVersion": "batch/v1",
@@ -493,11 +484,7 @@ def test_a_job_runs_once_and_is_deleted_a_day_after_it_has_ended() -> None:
     assert held == {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": "h",
-            "namespace": "n",
-            "annotations": {"idlegpu.io/target": "a"},
-        },
+        "metadata": {"name": "h", "namespace": "n", "annotations": {"idlegpu.io/target": "a"}},
         "spec": {**spec, "containers": [{**container, "image": "i", "command": list(HOLD)}]},
     }
     image_alone = GpuJob(name="j").manifest()["spec"]["template"]["spec"]["containers"][0]
@@ -544,8 +531,7 @@ def test_the_pods_of_a_manifest_are_found(document: object, names: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController"],
+    "kind", ["Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController"]
 )
 def test_the_pods_of_each_controller_are_found(kind: str) -> None:
     document = {"kind": kind, "spec": {"template": {"metadata": {"labels": {}}, "spec": {}}}}

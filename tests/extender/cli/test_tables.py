@@ -159,9 +159,7 @@ def test_a_node_without_full_record_shows_its_known_data_and_the_reason(
 def test_node_prediction_is_detailed_or_states_the_exclusion() -> None:
     world = build_fleet()
     world.placer.detailed = 1
-    manifest = yaml.safe_dump(
-        {"kind": "Pod", "metadata": {"name": "p"}, "spec": _spec(1)},
-    )
+    manifest = yaml.safe_dump({"kind": "Pod", "metadata": {"name": "p"}, "spec": _spec(1)})
 
     with serving(world.build_app()) as url:
         run = runner(url)
@@ -245,9 +243,7 @@ train-
 
 
 @pytest.mark.parametrize("width", NARROW)
-def test_in_a_narrow_terminal_gaps_shrink_and_names_are_folded_first(
-    width: int,
-) -> None:
+def test_in_a_narrow_terminal_gaps_shrink_and_names_are_folded_first(width: int) -> None:
     lines = render(["POD", "=TIME", ">FREE GiB"], ["team/train-012", "10:01:00", "80"], width)
 
     assert lines == NARROW[width].strip("\n").splitlines()

@@ -84,9 +84,7 @@ def test_unseen_pods_are_allocated_by_the_sharing_policy_oldest_first() -> None:
 
 
 @pytest.mark.parametrize("shown", [[("a",)], [()]], ids=["mapped", "unmapped"])
-def test_load_is_assumed_until_readings_after_the_warm_up(
-    shown: list[tuple[str, ...]],
-) -> None:
+def test_load_is_assumed_until_readings_after_the_warm_up(shown: list[tuple[str, ...]]) -> None:
     started = pod("a", started_at=NOW, memory_bytes=int(20 * GIB))
 
     late = row_of(shown, started, replicas=10, measured_at=NOW + WARM_UP - 1)

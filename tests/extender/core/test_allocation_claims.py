@@ -100,9 +100,7 @@ def test_claim_does_not_cover_plugin_devices_of_its_pod() -> None:
 
     row = row_of([("both",), (), ()], both, serving={"count": 2})
     late = row_of(
-        [("late",), (), ()],
-        young("late", 1, has_claims=True, claimed=(ONE,)),
-        serving={"count": 2},
+        [("late",), (), ()], young("late", 1, has_claims=True, claimed=(ONE,)), serving={"count": 2}
     )
     shown = row_of([("both",), ("both",), ()], both, serving={"count": 2})
 

@@ -214,13 +214,7 @@ def test_pod_with_two_resources_gets_the_worse_score() -> None:
     )
     requested = request(resources=((GPU, 1), (MIG, 1)))
 
-    decision = decide(
-        snapshot,
-        requested,
-        ("a", "b", "c", "d"),
-        Policy(),
-        overlays={},
-    )
+    decision = decide(snapshot, requested, ("a", "b", "c", "d"), Policy(), overlays={})
 
     assert ranking(decision) == ["c", "d", "a"]
     assert rejected(decision) == {"b": Code.UNHEALTHY}
@@ -279,11 +273,7 @@ def test_only_the_first_target_that_passes_is_left() -> None:
     found = targeting(unusable, missing, dead, Target("c"), Target("b"))
 
     assert ranking(found) == ["c"]
-    assert rejected(found) == {
-        "a": Code.NOT_TARGET,
-        "b": Code.NOT_TARGET,
-        "dead": Code.UNHEALTHY,
-    }
+    assert rejected(found) == {"a": Code.NOT_TARGET, "b": Code.NOT_TARGET, "dead": Code.UNHEALTHY}
 
 
 def test_policy_decides_if_no_target_passes() -> None:

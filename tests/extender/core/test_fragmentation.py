@@ -57,10 +57,7 @@ def test_spread_does_not_count_it() -> None:
 
 def test_gpus_without_cpu_for_the_requests_are_taken_first() -> None:
     seen = SeenRequests.of({ONE_WITH_CPU: 1.0})
-    nodes = {
-        "a": free(1, free_millicores=64_000),
-        "b": free(4, free_millicores=4000),
-    }
+    nodes = {"a": free(1, free_millicores=64_000), "b": free(4, free_millicores=4000)}
 
     assert best(nodes, request(millicores=1000)) == "a"
     assert best(nodes, request(millicores=1000), seen=seen) == "b"
@@ -77,10 +74,7 @@ def test_gpus_of_a_model_that_no_request_names_are_taken_first() -> None:
 
 def test_pack_keeps_a_whole_device_for_requests_of_all_its_replicas() -> None:
     seen = SeenRequests.of({RequestKind(4): 1.0})
-    nodes = {
-        "a": shared(gpu(), replicas=4),
-        "b": shared(gpu(used=2), gpu(used=1), replicas=4),
-    }
+    nodes = {"a": shared(gpu(), replicas=4), "b": shared(gpu(used=2), gpu(used=1), replicas=4)}
     requested = request(strategy=Strategy.PACK)
 
     assert best(nodes, requested) == "a"

@@ -235,11 +235,7 @@ def test_pods_with_several_devices_are_counted_whole(devices: int, too_few: int 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"total": None},
-        {"total": 5, "placed": {"a1-x": 1}},
-        {"total": 4},
-    ],
+    [{"total": None}, {"total": 5, "placed": {"a1-x": 1}}, {"total": 4}],
     ids=["opted out", "a pod is placed", "devices that others hold count"],
 )
 def test_a_group_is_not_refused(changes: dict[str, Any]) -> None:

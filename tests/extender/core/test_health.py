@@ -72,9 +72,7 @@ XIDS = {
 
 
 @pytest.mark.parametrize("unknown", [IGNORE, EXCLUDE_NODE])
-def test_each_xid_counts_as_its_class(
-    unknown: HealthAction,
-) -> None:
+def test_each_xid_counts_as_its_class(unknown: HealthAction) -> None:
     """With two policies for unknown XIDs, no row can be missing in the table unnoticed."""
     health = Health(unknown_xid=unknown)
     listed = {xid: means for means, xids in XIDS.items() for xid in xids}

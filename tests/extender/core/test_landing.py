@@ -8,18 +8,7 @@ import pytest
 
 from extender.core.decision.landing import Landing, assume, batch_after, count_freed, landing_set
 from extender.core.nodes.snapshot import Batch, PoolRow, Tenant
-from testkit.builders import (
-    GIB,
-    GPU,
-    Gpu,
-    Node,
-    batch_of,
-    busy,
-    gpu,
-    node,
-    shared,
-    snapshot_of,
-)
+from testkit.builders import GIB, GPU, Gpu, Node, batch_of, busy, gpu, node, shared, snapshot_of
 
 ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}
 

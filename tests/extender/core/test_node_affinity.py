@@ -79,7 +79,7 @@ def named(operator: str, *values: str, key: str = "metadata.name") -> dict[str, 
         (labelled("disk", "In", "ssd") | named("In", "m"), False),
         ({}, False),
     ],
-)  # fmt: skip
+)
 def test_a_term_is_met_as_kubernetes_has_it(term: dict[str, Any], is_met: bool) -> None:
     assert selects(having(term), NODE) is is_met
 

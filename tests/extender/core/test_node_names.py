@@ -179,9 +179,7 @@ def test_lists_that_go_would_not_write_so_are_not_found(text: bytes) -> None:
         ["node\n-a"],
     ],
 )
-def test_short_dissimilar_or_unusual_names_have_no_table(
-    names: list[str],
-) -> None:
+def test_short_dissimilar_or_unusual_names_have_no_table(names: list[str]) -> None:
     assert finish(NameTable.in_steps(names, None)) is None
 
 

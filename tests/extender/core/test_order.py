@@ -218,9 +218,7 @@ def fit(described: Node, landing: list[Gpu], requested: GpuRequest) -> Fraction:
 
 
 @pytest.mark.parametrize("memory_used", [0.0, 0.2, 0.9, 1.0])
-def test_declared_memory_does_not_fade_with_old_readings(
-    memory_used: float,
-) -> None:
+def test_declared_memory_does_not_fade_with_old_readings(memory_used: float) -> None:
     declared = Gpu(
         memory_used=memory_used,
         memory_free_bytes=None,
@@ -374,11 +372,7 @@ def test_more_room_never_ranks_a_node_lower(
     def described(more: float) -> Node:
         return shared(
             *(
-                gpu(
-                    utilization=float(busy_ratio),
-                    memory_used=max(float(used) - more, 0.0),
-                    used=1,
-                )
+                gpu(utilization=float(busy_ratio), memory_used=max(float(used) - more, 0.0), used=1)
                 for busy_ratio, used in cards
             ),
             replicas=4,

@@ -35,9 +35,7 @@ def test_replica_sets_of_one_deployment_are_one_owner() -> None:
     "labels",
     [{}, {"pod-template-hash": "other"}, {"pod-template-hash": ""}, {"pod-template-hash": 7}],
 )
-def test_replica_set_without_a_deployment_is_the_owner(
-    labels: dict[str, object],
-) -> None:
+def test_replica_set_without_a_deployment_is_the_owner(labels: dict[str, object]) -> None:
     assert owner_of(metadata("ReplicaSet", "serve-7", **labels)) == "ReplicaSet serve-7"
 
 

@@ -278,10 +278,4 @@ def test_the_decision_reads_the_snapshot_and_never_writes_it(
     for column in columns:
         column.flags.writeable = False
 
-    decide(
-        snapshot,
-        requested,
-        tuple(nodes),
-        Policy(),
-        overlays={},
-    )
+    decide(snapshot, requested, tuple(nodes), Policy(), overlays={})

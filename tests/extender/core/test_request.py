@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.annotations import Annotation, Target, TargetPolicy, read_memory
 from extender.core.request.gpu_resources import _MAX_COUNT, ResourceNames, count_devices, has_claims
-from extender.core.request.request import (
-    GpuRequest,
-    ParsedRequest,
-    parse_pod_ref,
-    parse_request,
-)
+from extender.core.request.request import GpuRequest, ParsedRequest, parse_pod_ref, parse_request
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"

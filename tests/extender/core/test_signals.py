@@ -257,8 +257,7 @@ def estimated(
 
 
 @pytest.mark.parametrize(
-    ("age", "expected"),
-    [(0, 1.0), (-5, 1.0), (120, 1.0), (270, 0.5), (420, 0.0), (9999, 0.0)],
+    ("age", "expected"), [(0, 1.0), (-5, 1.0), (120, 1.0), (270, 0.5), (420, 0.0), (9999, 0.0)]
 )
 def test_a_value_is_fresh_then_fades_by_when_it_was_measured(age: float, expected: float) -> None:
     telemetry = estimated(evidence(), after=age)
@@ -455,9 +454,7 @@ def test_withdrawn_devices_put_a_penalty_on_their_node() -> None:
     ],
     ids=["excluded", "lost", "silent"],
 )
-def test_known_withdrawn_device_puts_no_penalty_on_siblings(
-    changes: dict[str, object],
-) -> None:
+def test_known_withdrawn_device_puts_no_penalty_on_siblings(changes: dict[str, object]) -> None:
     one_known = evidence(3, withdrawn=np.full(3, 1), **changes)
     one_unknown = evidence(3, withdrawn=np.full(3, 2), **changes)
 

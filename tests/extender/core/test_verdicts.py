@@ -138,9 +138,7 @@ def test_the_memory_left_on_a_shared_gpu_is_explained() -> None:
 
 
 @pytest.mark.parametrize("leaving", [(), (0,)])
-def test_refusal_lifted_by_leaving_pods_is_not_named(
-    leaving: tuple[int, ...],
-) -> None:
+def test_refusal_lifted_by_leaving_pods_is_not_named(leaving: tuple[int, ...]) -> None:
     described = shared(gpu(memory_used=0.9, used=1), leaving=leaving)
     requested = {"memory_bytes": int(50 * GIB), "nominated_node": "node"}
 

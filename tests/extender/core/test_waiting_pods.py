@@ -124,10 +124,7 @@ def test_the_cache_is_bounded() -> None:
 def test_a_limit_of_a_framework_is_kept() -> None:
     raw = with_spec(
         containers=[
-            {
-                "args": ["--gpu-memory-utilization", "0.4"],
-                "resources": {"limits": {GPU: "1"}},
-            }
+            {"args": ["--gpu-memory-utilization", "0.4"], "resources": {"limits": {GPU: "1"}}}
         ]
     )
     record = reduce_pod(raw, ResourceNames(), early_seconds=60, reads_limits=True)

@@ -9,12 +9,7 @@ from typing_extensions import override
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
 from extender.effects import events
-from extender.effects.events import (
-    AnnotationWarnings,
-    EventType,
-    EventWriter,
-    _event_name,
-)
+from extender.effects.events import AnnotationWarnings, EventType, EventWriter, _event_name
 from extender.kube.client import KubeClient
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.effects.waking import Recorder

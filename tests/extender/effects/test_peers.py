@@ -39,11 +39,7 @@ def clock() -> Clock:
 async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Report]:
     """Return a receiver of messages, and a function that sends it a replica's faults."""
     peers = Peers(
-        settings.PeersSettings(),
-        lambda _: None,
-        Metrics(),
-        monotonic=clock,
-        instance="us",
+        settings.PeersSettings(), lambda _: None, Metrics(), monotonic=clock, instance="us"
     )
     app = web.Application()
     app.add_routes(peers.routes())
@@ -51,13 +47,7 @@ async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Repor
 
     async def report(instance: str, faults: Collection[str] | None) -> None:
         body = encode_message(
-            instance,
-            [],
-            to="us",
-            gap_at=0.0,
-            mark=clock(),
-            now=clock(),
-            faults=faults,
+            instance, [], to="us", gap_at=0.0, mark=clock(), now=clock(), faults=faults
         )
         assert (await client.post(PATH, data=body)).status == 200
 

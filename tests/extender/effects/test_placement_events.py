@@ -11,12 +11,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
-from extender.effects.events import (
-    _MAX_WAITING,
-    EventWriter,
-    PlacementEvents,
-    _describe,
-)
+from extender.effects.events import _MAX_WAITING, EventWriter, PlacementEvents, _describe
 from extender.kube.client import KubeClient
 from extender.placement.binding_attribution import BindingAttribution, InventoryTap
 from extender.placement.bypassed_pods import BypassedPods
@@ -33,10 +28,7 @@ from tests.extender.effects.waking import Recorder
 from tests.extender.effects.warned import POD, PROBLEM
 
 HELD = Gpu(busy=0.9, used_gib=60.0, tenants=("team/tenant",))
-CARDS = {
-    "node-7": [IDLE, IDLE, HELD, HELD],
-    "node-8": [Gpu(busy=0.06, used_gib=19.0)] * 2,
-}
+CARDS = {"node-7": [IDLE, IDLE, HELD, HELD], "node-8": [Gpu(busy=0.06, used_gib=19.0)] * 2}
 
 
 @pytest.fixture

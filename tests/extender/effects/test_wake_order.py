@@ -165,12 +165,7 @@ async def test_pods_that_are_woken_repeatedly_without_effect_delay_no_other_pod(
     for number in range(count):
         zone = {"zone": f"zone-{number}"}
         world.add_node(f"n-{number:02}", other_labels=zone)
-        waits(
-            world,
-            f"vain-{number:02}",
-            priority=1,
-            **{**GATED, **elsewhere(number)},
-        )
+        waits(world, f"vain-{number:02}", priority=1, **{**GATED, **elsewhere(number)})
     world.add_node("last", other_labels={"zone": "last"})
     spec = {"nodeSelector": {"zone": "last"}}
     waits(world, "fits", **{**GATED, "selection": read_selection({"spec": spec})})

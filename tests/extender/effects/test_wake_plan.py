@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import Taint
-from extender.core.nodes.node_selection import (
-    ANYWHERE,
-    Operator,
-    Requirement,
-    Selection,
-    Term,
-)
+from extender.core.nodes.node_selection import ANYWHERE, Operator, Requirement, Selection, Term
 from extender.core.request.request import GpuRequest, PodRef
 from extender.effects.wake_plan import (
     _MAX_REPEAT_SECONDS,

@@ -119,9 +119,7 @@ def test_pods_bound_between_the_steps_are_counted_before_and_after(
     assert all(row.is_packed for row in rows)
 
 
-def test_nodes_changed_between_steps_follow_the_new_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nodes_changed_between_steps_follow_the_new_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "_PIECE_NODES", 1)
     world = time_sliced(4)
     world.fleet.snapshot()

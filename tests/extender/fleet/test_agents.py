@@ -181,9 +181,7 @@ def test_a_signal_of_only_one_source_comes_from_that_source(agents: Agents) -> N
     assert made.estimated(made.card(), "is_excluded_multi") == 1.0
 
 
-def test_newer_activity_of_another_source_replaces_old_activity(
-    agents: Agents,
-) -> None:
+def test_newer_activity_of_another_source_replaces_old_activity(agents: Agents) -> None:
     made = agents.world
     made.read(measured_at=NOW - 20.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.9)
 
@@ -297,9 +295,7 @@ def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:
     assert made.fleet.store.rows_of_node("node") == [0, 1]
 
 
-def test_moved_card_appears_once_the_first_node_lacks_it(
-    agents: Agents,
-) -> None:
+def test_moved_card_appears_once_the_first_node_lacks_it(agents: Agents) -> None:
     made = agents.world
     made.add_node("other", 0)
     agents.report("node")
@@ -452,9 +448,7 @@ def test_one_source_alone_gives_the_same_result() -> None:
     assert windows(made, made.card())[2] == 4
 
 
-def test_a_node_that_reports_ever_new_devices_keeps_only_the_last_ones(
-    agents: Agents,
-) -> None:
+def test_a_node_that_reports_ever_new_devices_keeps_only_the_last_ones(agents: Agents) -> None:
     store = agents.world.fleet.store
     for report in range(6):
         shown = [

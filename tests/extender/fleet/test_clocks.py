@@ -174,12 +174,7 @@ def test_a_pod_starts_after_its_binding_and_not_in_the_future(
 def test_corrected_times_of_binding_and_failure_shift_with_the_clock() -> None:
     clocks = PodClocks()
     pod = PodRecord(
-        uid="p",
-        namespace="ns",
-        name="p",
-        node="node",
-        bound_at=NOW + 60,
-        failed_at=NOW + 90,
+        uid="p", namespace="ns", name="p", node="node", bound_at=NOW + 60, failed_at=NOW + 90
     )
     assert clocks.correct(None, pod, NOW).bound_at == NOW
 

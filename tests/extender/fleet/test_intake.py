@@ -78,9 +78,7 @@ def test_applying_in_pieces_gives_the_same_result(
     assert whole.activity_sources(np.arange(5))[0] == in_pieces.activity_sources(np.arange(5))[0]
 
 
-def test_no_step_applies_more_devices_than_one_piece(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_step_applies_more_devices_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_PIECE_VALUES", 2)
     store = DeviceStore(Policy())
 

@@ -61,9 +61,7 @@ def dirty_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_nodes_that_all_change_become_dirty_rows_some_at_a_time(
-    dirty_nodes: list[int],
-) -> None:
+def test_nodes_that_all_change_become_dirty_rows_some_at_a_time(dirty_nodes: list[int]) -> None:
     world = World(in_steps=True)
     bulk(world, 100)
     world.fleet.snapshot_of_all()
@@ -133,9 +131,7 @@ def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
     assert columns(world.fleet.snapshot_of_all().telemetry) == columns(refreshed.telemetry)
 
 
-def test_pools_are_rebuilt_some_nodes_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pools_are_rebuilt_some_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_PIECE_NODES", 10)
     monkeypatch.setattr(batches, "_PIECE_ROWS", 10)
     world = World(in_steps=True)

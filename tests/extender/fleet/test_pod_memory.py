@@ -36,9 +36,7 @@ def memory(pods: KnownPods) -> PodMemory:
     return pods.memory
 
 
-def test_the_maximum_is_kept_and_frequent_reports_are_one_sample(
-    memory: PodMemory,
-) -> None:
+def test_the_maximum_is_kept_and_frequent_reports_are_one_sample(memory: PodMemory) -> None:
     for at, count in ((0.0, 5), (10.0, 9), (60.0, 3), (120.0, 4)):
         memory.note("node", [(A, "one", count), (A, "two", 1)], at)
 

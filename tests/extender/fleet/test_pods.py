@@ -28,9 +28,7 @@ def pod(number: int, node: str = "", phase: PodPhase = PodPhase.PENDING) -> PodR
 
 
 @given(changes)
-def test_indexes_equal_a_scan_of_all_pods(
-    each: list[tuple[int, str, PodPhase, bool]],
-) -> None:
+def test_indexes_equal_a_scan_of_all_pods(each: list[tuple[int, str, PodPhase, bool]]) -> None:
     pods = KnownPods()
     known: dict[str, PodRecord] = {}
     for at, (number, node, phase, is_gone) in enumerate(each):

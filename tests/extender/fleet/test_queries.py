@@ -70,9 +70,7 @@ def test_memory_that_a_source_reports_for_pods_is_theirs_and_the_rest_is_foreign
     assert world.fleet.store.occupancy(row) == (30 * GIB, 30 * GIB, 2 * GIB)
 
 
-def test_memory_of_pods_on_many_nodes_is_applied_in_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_pods_on_many_nodes_is_applied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_PIECE_NODES", 2)
     world = World()
     names = [f"node-{number}" for number in range(5)]
@@ -132,13 +130,7 @@ def test_an_agents_memory_of_pods_counts_with_its_next_report() -> None:
 
 @pytest.mark.parametrize(
     ("of_pods", "foreign"),
-    [
-        ((28, 0), 2 * GIB),
-        ((20, 6), 4 * GIB),
-        ((26, 0), 0.0),
-        ((33, 0), 0.0),
-        ((34, 0), 0.0),
-    ],
+    [((28, 0), 2 * GIB), ((20, 6), 4 * GIB), ((26, 0), 0.0), ((33, 0), 0.0), ((34, 0), 0.0)],
     ids=["nearly all", "both known", "one unknown", "a bit more", "more than there is"],
 )
 def test_memory_of_pods_counts_only_if_it_explains_the_device(

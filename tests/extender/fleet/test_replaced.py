@@ -172,9 +172,7 @@ def linger(made: World, cards: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("cards", [2, 4, 8])
-def test_node_returning_with_other_cards_has_them_at_the_first_reading(
-    cards: int,
-) -> None:
+def test_node_returning_with_other_cards_has_them_at_the_first_reading(cards: int) -> None:
     made = one_node(4)
     linger(made, range(4))
     made.fleet.remove_node("node")

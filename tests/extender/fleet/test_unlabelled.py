@@ -146,9 +146,7 @@ JUST_FREED = _BY_USE * 0.95
 
 
 @pytest.mark.parametrize("ends", [1, 3])
-def test_unidentified_freed_device_is_presumed_idle(
-    ends: int,
-) -> None:
+def test_unidentified_freed_device_is_presumed_idle(ends: int) -> None:
     world = full(ends=ends)
 
     assert len(landing_on(world)[0]) == ends

@@ -495,10 +495,7 @@ async def test_a_span_of_our_own_memory_is_taken_as_it_is(
 
 
 async def test_a_caller_with_too_many_requests_is_refused_and_others_are_answered(
-    world: World,
-    reported: FakePlots,
-    aiohttp_client: MakeClient,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, reported: FakePlots, aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[FairQueue] = []
 

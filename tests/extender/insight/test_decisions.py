@@ -116,9 +116,7 @@ async def test_forgotten_decision_is_404(client: Client) -> None:
     assert "'far-7' is not remembered" in reported["error"]
 
 
-async def test_another_replicas_pods_are_hidden_without_rights(
-    tenant: Client,
-) -> None:
+async def test_another_replicas_pods_are_hidden_without_rights(tenant: Client) -> None:
     text = await (await tenant.get("/v1/decisions")).text()
 
     secret, theirs, ours = json.loads(text)["decisions"]
@@ -195,9 +193,7 @@ async def test_decisions_that_make_no_sense_are_left_out(
     assert [each["id"] for each in reported["decisions"]] == ["near-1", "far-3"]
 
 
-async def test_our_own_address_adds_nothing_twice(
-    aiohttp_client: MakeClient,
-) -> None:
+async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) -> None:
     far = OtherReplicas()
     world, decisions = replica("near", far)
     client = await aiohttp_client(application(world, decisions))

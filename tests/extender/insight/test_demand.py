@@ -260,9 +260,7 @@ def test_gpus_without_a_model_count_under_that_of_their_node(world: World) -> No
     assert sum(supply(world, "none", model=model)[0] for model in ("t4", "other")) == 1
 
 
-def test_node_that_returns_during_a_count_is_counted_next_time(
-    world: World,
-) -> None:
+def test_node_that_returns_during_a_count_is_counted_next_time(world: World) -> None:
     world.add({"a": [IDLE]})
     snapshot = world.fleet.snapshot()
     pool, nodes = snapshot.pools[GPU], dict(world.fleet.nodes)

@@ -210,12 +210,7 @@ async def test_nodes_without_full_record_are_counted_and_listed(
     ],
 )
 async def test_any_node_shows_its_known_data_and_the_reason_for_gaps(
-    world: World,
-    client: Client,
-    node: str,
-    kept: str,
-    rank: int | None,
-    rejection: str | None,
+    world: World, client: Client, node: str, kept: str, rank: int | None, rejection: str | None
 ) -> None:
     world.register_node("other")
     world.placer.detailed = 1

@@ -99,9 +99,7 @@ async def test_a_group_that_can_never_fit_is_refused_with_its_reason(client: Cli
     assert answer["rejected"][0]["count"] == 4
 
 
-async def test_hypothetical_pod_is_placed_like_the_first_of_its_group(
-    client: Client,
-) -> None:
+async def test_hypothetical_pod_is_placed_like_the_first_of_its_group(client: Client) -> None:
     data = BytesIO(json.dumps(member("new")).encode())
 
     answer = strict(await (await client.post("/v1/explain", data=data)).text())

@@ -66,9 +66,7 @@ async def test_refused_node_is_shown_as_at_the_decision(world: World, client: Cl
     assert (await explained(client, "dead"))[1] == before
 
 
-async def test_each_node_is_reported_once_in_prioritize_order(
-    client: Client,
-) -> None:
+async def test_each_node_is_reported_once_in_prioritize_order(client: Client) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
 
     answer, _ = await explained(client, "dead")
@@ -104,9 +102,7 @@ async def test_a_node_left_out_for_its_load_is_refused_in_full_too(
     assert (busy["rank"], busy["rejection"]) == (None, "node(s) had busier GPUs than other nodes")
 
 
-async def test_a_node_shown_as_it_was_at_the_binding_says_so(
-    aiohttp_client: MakeClient,
-) -> None:
+async def test_a_node_shown_as_it_was_at_the_binding_says_so(aiohttp_client: MakeClient) -> None:
     world = World()
     world.add({"idle": [IDLE, IDLE], "half": [IDLE, BUSY]})
     client = await aiohttp_client(world.build_app())

@@ -229,9 +229,7 @@ def assert_complete(answer: Any) -> None:
     assert (answer["others"], answer["others_left"]) == ([], 0)
 
 
-async def test_ranking_replica_returns_nodes_refused_by_the_other(
-    ranks: Client,
-) -> None:
+async def test_ranking_replica_returns_nodes_refused_by_the_other(ranks: Client) -> None:
     assert_complete(await get(ranks, "/v1/explain", pod="team/p"))
     assert_complete(await get(ranks, "/v1/explain", id="ranks-1"))
 

@@ -17,13 +17,7 @@ from extender.insight import decisions
 from extender.insight.decisions import FORM, DecisionRoutes
 from extender.insight.explain_views import Ranking, Wish, full_nodes
 from extender.insight.holders import _MOST_KEPT, _Shared
-from extender.insight.views import (
-    PIECE_VERDICTS,
-    Json,
-    decision_in_steps,
-    decision_view,
-    veiled,
-)
+from extender.insight.views import PIECE_VERDICTS, Json, decision_in_steps, decision_view, veiled
 from extender.placement import history
 from extender.placement.history import _PIECE_NODES, DecisionRecord
 from extender.server.json_api import _PIECE_ITEMS, document_answer, write_in_pieces
@@ -202,9 +196,7 @@ def test_records_of_some_nodes_are_made_in_each_step(record: DecisionRecord) -> 
     assert len(list(full_nodes(ranking))) == -(-NODES // PIECE_VERDICTS)
 
 
-async def test_every_node_is_in_the_answer_of_any_replica(
-    aiohttp_client: MakeClient,
-) -> None:
+async def test_every_node_is_in_the_answer_of_any_replica(aiohttp_client: MakeClient) -> None:
     other = await aiohttp_client(replica("far").build_app())
     client = await aiohttp_client(replica("near", OtherReplicas({FAR: other})).build_app())
     await decide(other, *CARDS, name="p")
@@ -222,9 +214,7 @@ async def test_every_node_is_in_the_answer_of_any_replica(
 
 
 @given(st.dictionaries(texts, json_values | long_lists, max_size=4))
-def test_document_in_pieces_equals_the_whole(
-    document: dict[str, object],
-) -> None:
+def test_document_in_pieces_equals_the_whole(document: dict[str, object]) -> None:
     whole = write_json_in_full(document)
 
     assert b"".join(write_in_pieces(document, write_json_in_full)) == whole
@@ -244,9 +234,7 @@ def test_encoded_json_is_copied_unchanged() -> None:
     assert max(map(len, pieces)) < len(b"".join(pieces)) / 1.5
 
 
-async def test_long_document_is_redacted_for_each_caller(
-    aiohttp_client: MakeClient,
-) -> None:
+async def test_long_document_is_redacted_for_each_caller(aiohttp_client: MakeClient) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         VIEWER.set(SeesTeam() if "tenant" in request.query else SEES_ALL)
         pods = [OfPod(name, name, "hidden") for name in ("team", "hush")]
@@ -265,9 +253,7 @@ async def test_long_document_is_redacted_for_each_caller(
     assert b"".join(write_in_pieces({}, write_json)) == b"{}"
 
 
-async def test_others_run_while_a_long_document_is_written(
-    aiohttp_client: MakeClient,
-) -> None:
+async def test_others_run_while_a_long_document_is_written(aiohttp_client: MakeClient) -> None:
     turns = 0
 
     async def count() -> None:

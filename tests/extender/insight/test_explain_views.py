@@ -107,12 +107,7 @@ def test_less_certainty_is_explained_by_its_largest_cause(
     keeps: tuple[float, ...], words: str
 ) -> None:
     names = "GPUs that may not be idle", ILL_HEALTH, EARLY_FAILURES
-    clauses = [
-        MAYBE,
-        f"{ILL_HEALTH} costs 60 %",
-        f"{EARLY_FAILURES} cost 60 %",
-        LEAVES,
-    ]
+    clauses = [MAYBE, f"{ILL_HEALTH} costs 60 %", f"{EARLY_FAILURES} cost 60 %", LEAVES]
     first = scored(
         "a", {CERTAINTY: 0.5}, SURE, factors=dict(zip(names, (1.0, 0.9, 0.9), strict=True))
     )

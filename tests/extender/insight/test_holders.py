@@ -118,11 +118,7 @@ async def test_memory_that_the_driver_itself_uses_counts_as_none(
     ],
 )
 async def test_the_reason_for_idleness_states_only_observations(
-    world: World,
-    client: Client,
-    processes: float | None,
-    used_gib: float | None,
-    reported: str,
+    world: World, client: Client, processes: float | None, used_gib: float | None, reported: str
 ) -> None:
     signs = {} if processes is None else {Signal.PROCESSES: processes}
     cards = {"n": [Gpu(used_gib=used_gib, tenants=("team/nb",), signs=signs)]}

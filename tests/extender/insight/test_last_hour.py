@@ -188,10 +188,7 @@ async def test_prometheus_answers_for_all_devices_of_a_node(world: World) -> Non
     assert reported == {
         "source": "prometheus",
         "times": (1.0, 2.0),
-        "series": {
-            "activity": [[0.5, None], [None, None]],
-            "memory": [[0.25, None], [None, None]],
-        },
+        "series": {"activity": [[0.5, None], [None, None]], "memory": [[0.25, None], [None, None]]},
     }
     assert plots.requested == [["GPU-node-0", "GPU-node-1"]]
 

@@ -273,9 +273,7 @@ async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
     return sides  # type: ignore[return-value] # two
 
 
-async def test_newest_decision_is_reported_by_any_replica(
-    sides: tuple[Side, Side],
-) -> None:
+async def test_newest_decision_is_reported_by_any_replica(sides: tuple[Side, Side]) -> None:
     near, far = sides
     start = near.world.now
     await near.place("p", start + 1)
@@ -330,9 +328,7 @@ async def test_a_replica_reports_its_latest_decisions_first(
     assert list((await get(far.client, _PEERS_PATH))["last"]) == ["uid-p"]
 
 
-async def test_pod_requested_at_another_replica_counts_as_tried(
-    sides: tuple[Side, Side],
-) -> None:
+async def test_pod_requested_at_another_replica_counts_as_tried(sides: tuple[Side, Side]) -> None:
     near, far = sides
     await far.refuse("p", near.world.now + 1)
 
@@ -352,9 +348,7 @@ async def test_pods_that_do_not_wait_are_not_reported(sides: tuple[Side, Side]) 
     assert [pod["decision"] for pod in await near.pending()] == [None, None]
 
 
-async def test_explanation_has_the_last_decision_of_any_replica(
-    sides: tuple[Side, Side],
-) -> None:
+async def test_explanation_has_the_last_decision_of_any_replica(sides: tuple[Side, Side]) -> None:
     near, far = sides
     start = near.world.now
     await near.place("p", start + 1)

@@ -15,14 +15,7 @@ from extender.insight.replay import Changes, Replay, Replayed, ReplayReport, par
 from extender.placement.request_log import FILTER, PRIORITIZE
 from extender.settings.config import load_settings
 from testkit.builders import GIB, NOW, Node, busy, gpu, node, pod_ref, request, snapshot_of
-from testkit.decision_logs import (
-    LoggedWorld,
-    decisions_in,
-    read,
-    record_of,
-    weighed,
-    written,
-)
+from testkit.decision_logs import LoggedWorld, decisions_in, read, record_of, weighed, written
 from testkit.strategies import MODELS, fleets, overlays, policies, requests
 from testkit.world import BUSY, IDLE, World, time_sliced
 

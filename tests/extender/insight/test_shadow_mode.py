@@ -189,11 +189,7 @@ class Replica(World):
         self.untold: list[AnsweredRequest] = []
         self.own: list[DecisionRecord] = []
         self.shadow_mode = ShadowMode(
-            Settings(),
-            self.placer,
-            self.metrics,
-            lambda: self.now,
-            RequestTracker(),
+            Settings(), self.placer, self.metrics, lambda: self.now, RequestTracker()
         )
         self.request_log.answered.subscribe(self.untold.append)
         self.received = ReceivedPeriod(until=self.now)
@@ -297,9 +293,7 @@ async def pair(aiohttp_client: MakeClient) -> Pair:
     return Pair(replicas, [await aiohttp_client(one.build_app()) for one in replicas])
 
 
-async def test_a_pod_that_one_replica_filtered_and_the_other_scored_counts_once(
-    pair: Pair,
-) -> None:
+async def test_a_pod_that_one_replica_filtered_and_the_other_scored_counts_once(pair: Pair) -> None:
     await pair.call(NEAR, FILTER)
     pair.wait(0.005)
     await pair.call(FAR, PRIORITIZE)
@@ -386,9 +380,7 @@ async def test_a_late_message_about_an_earlier_answer_changes_nothing(pair: Pair
     assert pair.live() == [0, 1]
 
 
-async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
-    pair: Pair,
-) -> None:
+async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(pair: Pair) -> None:
     pair.is_cut = True
     await pair.call(NEAR, FILTER)
     await pair.call(FAR, PRIORITIZE)

@@ -83,11 +83,7 @@ async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(
                     "pod": "team/batch",
                     "gpus": 0,
                     "part": 0.625,
-                    "requests": {
-                        "cpus": 80.0,
-                        "memory_bytes": 256 * GIB,
-                        "storage_bytes": 9 * GIB,
-                    },
+                    "requests": {"cpus": 80.0, "memory_bytes": 256 * GIB, "storage_bytes": 9 * GIB},
                 },
                 {
                     "pod": "team/web",
@@ -191,12 +187,7 @@ async def test_replicas_are_stranded_as_whole_gpus(world: World, client: Client)
 async def test_a_gpu_pod_with_more_than_its_share_is_named(world: World, client: Client) -> None:
     world.have("greedy", "full")
     world.have("modest", "full")
-    request(
-        world,
-        "full",
-        greedy=HostResources(100_000, GIB),
-        modest=HostResources(16_000, GIB),
-    )
+    request(world, "full", greedy=HostResources(100_000, GIB), modest=HostResources(16_000, GIB))
 
     (found,) = (await get(client, "/v1/advice"))["stranded"]
 

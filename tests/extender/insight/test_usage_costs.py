@@ -24,10 +24,7 @@ PRICE = 2.5
 def world() -> World:
     """Return a world where three pods of two tenants held a GPU for two hours, and one is busy."""
     world = World()
-    cards = {
-        "a": [card("team/nb-0"), card("team/nb-1", busy=0.9)],
-        "b": [card("other/secret")],
-    }
+    cards = {"a": [card("team/nb-0"), card("team/nb-1", busy=0.9)], "b": [card("other/secret")]}
     world.add(cards)
     world.hold("nb-0", "a", 1, bound_at=world.now)
     world.hold("nb-1", "a", 1, bound_at=world.now)
@@ -42,9 +39,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_costs_are_summed_by_owner_most_idle_cost_first(
-    client: Client,
-) -> None:
+async def test_costs_are_summed_by_owner_most_idle_cost_first(client: Client) -> None:
     answer = await get(client, "/v1/costs")
 
     mine, other = sorted(answer["costs"], key=lambda one: -one["pods"])

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.devices.readings import (
-    DeviceInfo,
-    DeviceKey,
-    ForeignProcess,
-    Readings,
-    Signal,
-)
+from extender.core.devices.readings import DeviceInfo, DeviceKey, ForeignProcess, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.annotations import Target, TargetPolicy
@@ -99,10 +93,7 @@ def test_nodes_keep_the_requested_order(world: World) -> None:
 
 def test_expected_use_is_not_shown_as_measured() -> None:
     made = World()
-    labels = {
-        "nvidia.com/gpu.replicas": "4",
-        "nvidia.com/gpu.sharing-strategy": "time-slicing",
-    }
+    labels = {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
     made.add({"card": [Gpu(used_gib=5.0)]})
     offered = {GPU: 4}
     node = made.fleet.nodes["card"]
@@ -191,21 +182,13 @@ def test_mig_instances_of_several_profiles_stand_card_by_card(world: World) -> N
             "unhealthy",
             "cannot work: recovery action: reset",
         ),
-        (
-            Gpu(xid=94.0),
-            "idle",
-            "counts less: XID 94: contained memory error",
-        ),
+        (Gpu(xid=94.0), "idle", "counts less: XID 94: contained memory error"),
         (
             Gpu(signs={Signal.ROWS_REMAPPED_LATELY: 12.0}),
             "idle",
             "counts less: memory rows remapped within a day: 12",
         ),
-        (
-            Gpu(xid=74.0),
-            "idle",
-            "cannot work for pods with several GPUs: XID 74: NVLink error",
-        ),
+        (Gpu(xid=74.0), "idle", "cannot work for pods with several GPUs: XID 74: NVLink error"),
     ],
 )
 def test_gpu_states_its_health_problems(world: World, gpu: Gpu, state: str, health: str) -> None:
@@ -734,9 +717,7 @@ def test_no_value_of_telemetry_breaks_a_view(world: World) -> None:
 
 
 @given(st.lists(CARDS, min_size=1, max_size=3))
-def test_each_device_counts_once_and_mig_instances_count_apart(
-    nodes: list[list[Any]],
-) -> None:
+def test_each_device_counts_once_and_mig_instances_count_apart(nodes: list[list[Any]]) -> None:
     world = _world(nodes)
     names = [f"node-{at}" for at in range(len(nodes))]
     snapshot = world.fleet.snapshot()

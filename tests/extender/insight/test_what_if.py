@@ -106,10 +106,7 @@ def test_labels_that_are_not_kept_are_not_judged() -> None:
 
     assert _read_requested_selection(
         {"spec": {"nodeSelector": {feature: "a", "zone": "a"}}}
-    ).not_checked == (
-        f"nodeSelector {feature}",
-        "quotas",
-    )
+    ).not_checked == (f"nodeSelector {feature}", "quotas")
     assert _read_requested_selection({"spec": {"affinity": affinity(feature)}}).not_checked == (
         "affinity",
         "quotas",
@@ -168,10 +165,8 @@ async def test_the_most_similar_pods_are_reported(
     answer = await (await client.post(f"/v1/size{query}", json=pod)).json()
 
     assert answer == {
-        "measured": {
-            "by": by, "pods": 2, "memory_bytes": 9 * GIB, "least_bytes": 5 * GIB,
-        }
-    }  # fmt: skip
+        "measured": {"by": by, "pods": 2, "memory_bytes": 9 * GIB, "least_bytes": 5 * GIB}
+    }
 
 
 @pytest.mark.parametrize("pod", [requested("new"), requested("team/chat", "hidden")])

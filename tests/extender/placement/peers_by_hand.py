@@ -181,11 +181,7 @@ class Replica:
     def answer(self, pod: PodRecord, verb: str = PRIORITIZE, **rest: Any) -> None:
         """Answer a request for a pod; kube-scheduler reads the answer unless it is lost."""
         request = AnsweredRequest(
-            verb=verb,
-            uid=pod.uid,
-            key=pod.key,
-            at=self.monotonic(),
-            **{"choices": 2, **rest},
+            verb=verb, uid=pod.uid, key=pod.key, at=self.monotonic(), **{"choices": 2, **rest}
         )
         if request.came_to in {Answers.LEFT_ONE, Answers.SCORED}:
             self.truth.requested.add(pod.uid)

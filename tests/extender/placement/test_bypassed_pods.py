@@ -164,9 +164,7 @@ def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Bind
     assert len(part.world.request_log) == 0
 
 
-def test_pod_deleted_soon_after_binding_is_judged(
-    part: BindingWorld,
-) -> None:
+def test_pod_deleted_soon_after_binding_is_judged(part: BindingWorld) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.tap.remove_pod("uid-p", part.world.now)
@@ -214,9 +212,7 @@ def test_invented_scheduler_names_make_no_series_without_end(part: BindingWorld)
     assert part.counted(scheduler="s0") == 1
 
 
-def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(
-    part: BindingWorld,
-) -> None:
+def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(part: BindingWorld) -> None:
     part.create(part.pod())
     part.call(choices=0)
     part.bind(part.pod())
@@ -227,9 +223,7 @@ def test_pod_bound_after_a_refusal_without_a_new_request_is_counted(
     assert cause.kind is _CauseKind.UNREACHABLE
 
 
-def test_refused_pod_that_passes_on_retry_is_not_counted(
-    part: BindingWorld,
-) -> None:
+def test_refused_pod_that_passes_on_retry_is_not_counted(part: BindingWorld) -> None:
     part.create(part.pod())
     part.call(choices=0)
     part.world.now += 5.0
@@ -240,9 +234,7 @@ def test_refused_pod_that_passes_on_retry_is_not_counted(
     assert part.counted() == 0
 
 
-def test_known_refusal_counts_although_other_requests_are_forgotten(
-    part: BindingWorld,
-) -> None:
+def test_known_refusal_counts_although_other_requests_are_forgotten(part: BindingWorld) -> None:
     part.create(part.pod())
     part.call(choices=0)
     part.world.request_log.forgotten_until = part.world.now
@@ -288,10 +280,7 @@ DEFAULT, BATCH = "default-scheduler", "batch"
 
 
 def pods(
-    verdict: BypassVerdict,
-    count: int = 1,
-    *resources: str,
-    scheduler: str = DEFAULT,
+    verdict: BypassVerdict, count: int = 1, *resources: str, scheduler: str = DEFAULT
 ) -> _BoundPods:
     return _BoundPods(
         scheduler=scheduler,
@@ -370,10 +359,7 @@ def evidence(*groups: _BoundPods, silence: float | None = 1.0, **rest: Any) -> _
         ),
         pytest.param(
             evidence(ASKED, MISSED, lost_answers=1, slowest_seconds=1.5),
-            [
-                (_CauseKind.HTTP_TIMEOUT, "httpTimeout", 3),
-                (_CauseKind.UNREACHABLE, "ignorable", 3),
-            ],
+            [(_CauseKind.HTTP_TIMEOUT, "httpTimeout", 3), (_CauseKind.UNREACHABLE, "ignorable", 3)],
             id="some-are-missed-while-answers-are-slow",
         ),
         pytest.param(

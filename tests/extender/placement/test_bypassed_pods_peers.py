@@ -189,9 +189,7 @@ def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Clu
     assert results(near) == [([], 1)]
 
 
-def test_judgment_waits_for_a_removed_replica_that_still_gets_requests(
-    truth: ClusterState,
-) -> None:
+def test_judgment_waits_for_a_removed_replica_that_still_gets_requests(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     del truth.listed[far.address]
     near.look_up()
@@ -272,9 +270,7 @@ def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: Cl
     assert results(near) == [([], 1)]
 
 
-def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
-    truth: ClusterState,
-) -> None:
+def test_replica_that_no_look_up_has_shown_yet_is_waited_for(truth: ClusterState) -> None:
     (near,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     truth.talk()
@@ -293,9 +289,7 @@ def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
     assert results(near) == [([], 1)]
 
 
-def test_new_replica_does_not_judge_pods_from_before_its_start(
-    truth: ClusterState,
-) -> None:
+def test_new_replica_does_not_judge_pods_from_before_its_start(truth: ClusterState) -> None:
     (far,) = start_replicas(truth, 0.0)
     pod = truth.create("p")
     far.see_all()
@@ -309,9 +303,7 @@ def test_new_replica_does_not_judge_pods_from_before_its_start(
     assert results(near) == [([], 1)]
 
 
-def test_late_watch_does_not_hide_a_lost_replica(
-    truth: ClusterState,
-) -> None:
+def test_late_watch_does_not_hide_a_lost_replica(truth: ClusterState) -> None:
     near, far = start_replicas(truth, 0.0, 0.0)
     pod = truth.create("p")
     far.answer_all(pod)

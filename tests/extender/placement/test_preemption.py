@@ -168,9 +168,7 @@ def used_before_its_pod(world: World) -> None:
 
 
 @pytest.mark.parametrize("requires_idle", [False, True])
-def test_no_pod_is_evicted_from_a_gpu_with_earlier_foreign_use(
-    requires_idle: bool,
-) -> None:
+def test_no_pod_is_evicted_from_a_gpu_with_earlier_foreign_use(requires_idle: bool) -> None:
     world = World()
     used_before_its_pod(world)
 
@@ -208,9 +206,7 @@ def test_use_by_a_pod_before_it_was_known_is_not_foreign(*, is_mapped: bool) -> 
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-def test_nominated_pod_that_requires_idle_needs_readings_after_its_victims(
-    is_used: bool,
-) -> None:
+def test_nominated_pod_that_requires_idle_needs_readings_after_its_victims(is_used: bool) -> None:
     world = World()
     used_before_its_pod(world)
     requested = request(requires_idle=True, nominated_node="node-0")

@@ -73,9 +73,7 @@ def test_request_for_the_first_pod_does_not_cover_the_second(
     assert part.counted() == 1
 
 
-def test_request_for_the_second_pod_does_not_cover_the_first(
-    part: BindingWorld,
-) -> None:
+def test_request_for_the_second_pod_does_not_cover_the_first(part: BindingWorld) -> None:
     part.create(web(OLD))
     bind(part, OLD, "a")
     delete(part, OLD)
@@ -88,9 +86,7 @@ def test_request_for_the_second_pod_does_not_cover_the_first(
     assert part.counted() == 1
 
 
-def test_request_for_the_second_pod_can_come_before_the_watch(
-    part: BindingWorld,
-) -> None:
+def test_request_for_the_second_pod_can_come_before_the_watch(part: BindingWorld) -> None:
     part.create(web(OLD))
     call(part, NEW)  # kube-scheduler's watch is ahead of the extender's
     call(part, NEW, PRIORITIZE)

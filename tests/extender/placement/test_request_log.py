@@ -148,9 +148,7 @@ def test_a_pod_that_another_replica_then_refused_is_assumed_nowhere(world: World
     assert assumed_on(world) == ""
 
 
-def test_nominated_pod_is_assumed_on_its_nominated_node(
-    world: World,
-) -> None:
+def test_nominated_pod_is_assumed_on_its_nominated_node(world: World) -> None:
     waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
     world.fleet.apply_pod(replace(waiting, nominated_node="b"))
 

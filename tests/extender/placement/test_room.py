@@ -420,8 +420,7 @@ def test_the_declaration_of_a_staying_pod_stays_when_another_leaves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "left"),
-    [pytest.param("other", 20, id="its-declaration-stays"), ("declared", 40)],
+    ("leaves", "left"), [pytest.param("other", 20, id="its-declaration-stays"), ("declared", 40)]
 )
 def test_staying_pod_keeps_its_memory_after_another_ended(leaves: str, left: float) -> None:
     """One pod uses 40 GiB and declared none, the other uses 20 of its declared 40 GiB."""

@@ -225,10 +225,7 @@ async def test_with_requests_at_all_times_collections_wait_for_the_end_of_patien
 @pytest.mark.looptime
 @pytest.mark.parametrize(("objects", "searches"), [(99, []), (100, [1.0, 2.0])])
 async def test_the_limit_for_objects_is_inclusive(
-    monkeypatch: pytest.MonkeyPatch,
-    limit: Callable[..., None],
-    objects: int,
-    searches: list[float],
+    monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None], objects: int, searches: list[float]
 ) -> None:
     schedule = Schedule(monkeypatch, objects)
     limit(look_seconds=1.0, pause_seconds=1e6, most_objects=100)

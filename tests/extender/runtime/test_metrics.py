@@ -68,8 +68,7 @@ async def test_what_pods_hold_is_counted_by_namespace_kind_of_owner_and_model(
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [("between_verbs", 0.0005, 5.0), ("feasible", 1.0, 10_000.0)],
+    ("name", "least", "most"), [("between_verbs", 0.0005, 5.0), ("feasible", 1.0, 10_000.0)]
 )
 async def test_buckets_grow_by_at_most_two_and_a_half_times(
     fresh: Extender, name: str, least: float, most: float

@@ -19,9 +19,7 @@ from extender.runtime.supervision import (
 pytestmark = pytest.mark.looptime
 
 
-async def test_failing_task_restarts_with_growing_pauses(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_failing_task_restarts_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
     started: list[float] = []
     names: set[str] = set()

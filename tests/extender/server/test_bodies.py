@@ -150,9 +150,7 @@ async def test_without_tls_replicas_must_know_the_secret(extender: Extender) -> 
             assert answer.status == 400  # not a valid message
 
 
-async def test_without_tls_and_secret_no_client_is_accepted_as_a_replica(
-    tmp_path: Path,
-) -> None:
+async def test_without_tls_and_secret_no_client_is_accepted_as_a_replica(tmp_path: Path) -> None:
     async with running_kube() as kube:
         settings = Settings(
             listen="127.0.0.1:0", kubeconfig=kube.write_kubeconfig(tmp_path / "kubeconfig")

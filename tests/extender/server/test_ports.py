@@ -79,9 +79,7 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(
 ) -> None:
     own = folder / "extender"
     admission = Admission(
-        listen=f"127.0.0.1:{free_port()}",
-        cert_file=own / "tls.crt",
-        key_file=own / "tls.key",
+        listen=f"127.0.0.1:{free_port()}", cert_file=own / "tls.crt", key_file=own / "tls.key"
     )
     monkeypatch.setattr(ports_module, "MAX_CONNECTIONS", 10)
     async with ports_with(tls=settings_for(folder), admission=admission) as (server_ports, metrics):
@@ -106,9 +104,7 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(
             writer.transport.abort()
 
 
-async def test_a_used_connection_survives_silent_ones_from_its_address(
-    folder: Path,
-) -> None:
+async def test_a_used_connection_survives_silent_ones_from_its_address(folder: Path) -> None:
     context = client_context(folder, shows=folder)
     async with ports_with(tls=settings_for(folder), max_connections=20) as (server_ports, metrics):
         connector = aiohttp.TCPConnector(ssl=context)

@@ -57,11 +57,7 @@ async def answer(_: web.Request) -> web.Response:
 async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]:
     """Serve over TLS and reload certificates; yield the base URL of a port."""
     tls = settings_for(folder)
-    settings = Settings(
-        listen="127.0.0.1:0",
-        status_listen="127.0.0.1:0",
-        tls=tls,
-    )
+    settings = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", tls=tls)
     webhooks = web.Application(middlewares=[only_known(settings.tls)])
     status = web.Application()
     for app, path in ((webhooks, "/filter"), (webhooks, "/v1/peers/requests"), (status, "/filter")):

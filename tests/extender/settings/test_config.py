@@ -68,9 +68,7 @@ def test_every_setting_of_the_decision_reaches_the_core(tmp_path: Path) -> None:
     assert (policy.weights.utilization, policy.weights.memory) == (0.4, 0.4)
 
 
-def test_full_settings_file_sets_every_part_of_the_policy(
-    tmp_path: Path,
-) -> None:
+def test_full_settings_file_sets_every_part_of_the_policy(tmp_path: Path) -> None:
     policy, default = load(tmp_path, EVERYTHING).policy(), Policy()
 
     same = [name for name in Policy.__slots__ if getattr(policy, name) == getattr(default, name)]

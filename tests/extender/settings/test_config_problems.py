@@ -35,10 +35,7 @@ def test_of_thousands_of_problems_the_first_ones_are_described(tmp_path: Path) -
         ),
         ("tresholds: {memory: 3}", "tresholds: is no known setting: did you mean thresholds?"),
         ("max_score: 3", "max_score: is no known setting: did you mean wire.max_score?"),
-        (
-            "events: {zzz: 3}",
-            "events.zzz: is no known setting: must be one of enabled, placements",
-        ),
+        ("events: {zzz: 3}", "events.zzz: is no known setting: must be one of enabled, placements"),
         (
             "events: true",
             "events: true is not allowed: must map names to values: enabled, placements",

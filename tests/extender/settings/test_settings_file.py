@@ -54,9 +54,7 @@ async def test_changed_file_is_taken_over_at_the_next_look(
     assert (part.busy, part.counts) == (60, (1, 0, 0))
 
 
-async def test_config_map_is_reloaded_at_each_symlink_swap(
-    tmp_path: Path,
-) -> None:
+async def test_config_map_is_reloaded_at_each_symlink_swap(tmp_path: Path) -> None:
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
 
     async with source_manager(Following(mounted.path)) as part:
@@ -72,9 +70,7 @@ async def test_config_map_is_reloaded_at_each_symlink_swap(
     assert part.counts == (3, 0, 0)
 
 
-async def test_bad_config_map_changes_nothing_until_the_next_one(
-    tmp_path: Path,
-) -> None:
+async def test_bad_config_map_changes_nothing_until_the_next_one(tmp_path: Path) -> None:
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
 
     async with source_manager(Following(mounted.path)) as part:

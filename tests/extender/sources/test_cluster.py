@@ -11,12 +11,7 @@ from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import _NODES, _PodFeed
 from extender.sources.kubernetes.objects import Pacer
 from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
-from testkit.fake_kube import (
-    FakeKube,
-    eventually,
-    line,
-    running_kube,
-)
+from testkit.fake_kube import FakeKube, eventually, line, running_kube
 from testkit.kube_objects import node, pod, requesting
 from tests.extender.sources.watched_cluster import Sink, watched_cluster
 

@@ -55,10 +55,7 @@ class Restarted:
         await eventually(lambda: not self._kube.watchers)
 
     def start(
-        self,
-        *resources: str,
-        early_seconds: float = 60.0,
-        settings: ReflectorSettings = FAST,
+        self, *resources: str, early_seconds: float = 60.0, settings: ReflectorSettings = FAST
     ) -> None:
         names = ResourceNames(resources) if resources else ResourceNames()
         self.source.adopt(resources=names, early_seconds=early_seconds, settings=settings)

@@ -427,10 +427,7 @@ async def test_an_endless_list_fails(
         kube.put("nodes", node(f"n{number}"))
     async with watched_cluster(
         kube, tmp_path, replace(FAST, page_size=2), waits_for_sync=False
-    ) as (
-        source,
-        _,
-    ):
+    ) as (source, _):
         await eventually(lambda: "does not end" in source.status["nodes"].last_error)
 
 

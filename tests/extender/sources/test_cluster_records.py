@@ -29,7 +29,7 @@ def test_a_node_is_reduced_to_the_needed_fields() -> None:
         "topology.kubernetes.io/zone": "a",
         "karpenter.sh/nodepool": "gpu",
         "kubernetes.io/hostname": "n",
-    }  # fmt: skip
+    }
     raw = node("n", **labels)
     raw["spec"] = {
         "unschedulable": True,
@@ -50,10 +50,7 @@ def test_a_node_is_reduced_to_the_needed_fields() -> None:
     record = reduce_node(raw, NAMES)
 
     assert record is not None
-    assert (record.name, record.addresses) == (
-        "n",
-        ("10.0.0.1", "ip-10-0-0-1.ec2.internal"),
-    )
+    assert (record.name, record.addresses) == ("n", ("10.0.0.1", "ip-10-0-0-1.ec2.internal"))
     assert (record.allocatable, record.capacity) == ({"nvidia.com/gpu": 7}, {"nvidia.com/gpu": 8})
     assert sorted(record.labels) == [
         "karpenter.sh/nodepool",
@@ -171,7 +168,7 @@ def test_a_running_pod_is_reduced() -> None:
         ({"conditions": [{"type": "PodScheduled", "lastTransitionTime": T61}]}, START),
     ],
     ids=["by its kubelet", "by its creation", "by a condition that is late"],
-)  # fmt: skip
+)
 def test_a_pod_created_with_a_node_name_is_bound_from_the_start(
     status: Object, bound_at: float
 ) -> None:
@@ -351,12 +348,7 @@ WORDS = """
 json_values: st.SearchStrategy[object] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(T0),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(WORDS),
-            inner,
-            max_size=5,
-        )
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5)
     ),
     max_leaves=20,
 )

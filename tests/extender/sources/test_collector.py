@@ -92,9 +92,7 @@ async def test_a_failed_metric_is_missing_and_the_others_are_not(fake: FakeProme
     assert "HTTP 503" in found.failed["DCGM_FI_DEV_FB_USED"]
 
 
-async def test_a_round_without_the_devices_fails_and_changes_nothing(
-    fake: FakePrometheus,
-) -> None:
+async def test_a_round_without_the_devices_fails_and_changes_nothing(fake: FakePrometheus) -> None:
     fake.series = [util(30)]
     state = CollectorState(fake.url)
     await state.round(NOW)
@@ -166,9 +164,7 @@ async def test_an_invalid_value_is_missing_and_never_zero(fake: FakePrometheus, 
     assert np.isnan(state.value(Signal.GPU_UTILIZATION))
 
 
-async def test_age_includes_the_scrape_and_the_exporters_interval(
-    fake: FakePrometheus,
-) -> None:
+async def test_age_includes_the_scrape_and_the_exporters_interval(fake: FakePrometheus) -> None:
     fake.series = [util(1, at=NOW - 12)]
 
     found = await CollectorState(fake.url).round(NOW)
@@ -255,9 +251,7 @@ async def test_series_that_name_no_node_are_counted_with_an_example(fake: FakePr
     assert found.unmatched_example == 'UUID="GPU-2", Hostname="ghost"'
 
 
-async def test_a_moved_card_belongs_to_the_node_of_the_newest_series(
-    fake: FakePrometheus,
-) -> None:
+async def test_a_moved_card_belongs_to_the_node_of_the_newest_series(fake: FakePrometheus) -> None:
     fake.series = [util(1, at=NOW - 200), util(1, at=NOW - 5, Hostname="gpu-2")]
     state = CollectorState(fake.url)
 

@@ -267,10 +267,7 @@ def metric(name: str) -> Metric:
 def test_the_most_severe_recent_xid_counts() -> None:
     rows = [row("GPU-1", xid="79"), row("GPU-1", xid="31"), row("GPU-2", xid="13")]
 
-    assert dict(xids_of(rows)) == {
-        DeviceKey(("GPU-1", "")): 79.0,
-        DeviceKey(("GPU-2", "")): 13.0,
-    }
+    assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 79.0, DeviceKey(("GPU-2", "")): 13.0}
 
 
 def test_a_changed_recovery_action_does_not_hide_its_cause() -> None:
@@ -304,8 +301,7 @@ def test_xids_are_queried_by_label() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL"],
+    "name", ["DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL"]
 )
 def test_the_growth_of_counters_is_queried(name: str) -> None:
     assert metric_query(metric(name), 'a="b"') == (

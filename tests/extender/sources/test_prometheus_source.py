@@ -294,9 +294,7 @@ async def test_nothing_is_queried_before_there_are_nodes(
     assert not fake.queries
 
 
-async def test_a_dead_worker_is_replaced_and_sends_everything_again(
-    fake: FakePrometheus,
-) -> None:
+async def test_a_dead_worker_is_replaced_and_sends_everything_again(fake: FakePrometheus) -> None:
     async with running(fake.url) as delivered:
         first = await delivered.more()
         process = delivered.source._worker._process

@@ -86,9 +86,7 @@ def test_memory_of_pods_on_shared_devices_is_sent_once() -> None:
 
 
 @given(st.lists(fleets, max_size=6))
-def test_any_sequence_of_changes_is_applied(
-    sequence: list[dict[int, tuple[str, bool]]],
-) -> None:
+def test_any_sequence_of_changes_is_applied(sequence: list[dict[int, tuple[str, bool]]]) -> None:
     table, builder = DeviceTable(), ReadingsBuilder()
     tenants: dict[DeviceKey, tuple[str, ...]] = {}
     before: Readings | None = None

@@ -41,10 +41,7 @@ def test_a_pod_whose_message_names_a_rejection_is_refused(rejection: Rejection) 
     )
 
     assert record.is_refused
-    assert record.wishes == (
-        ("idlegpu.io/gpu-memory", "2Gi"),
-        ("idlegpu.io/require-idle", "true"),
-    )
+    assert record.wishes == (("idlegpu.io/gpu-memory", "2Gi"), ("idlegpu.io/require-idle", "true"))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.prometheus.responses import (
-    ResponseTemplates,
-    evaluated_at,
-    fingerprint_rows,
-)
+from extender.sources.prometheus.responses import ResponseTemplates, evaluated_at, fingerprint_rows
 
 labels = st.dictionaries(st.sampled_from(["UUID", "GPU_I_ID", "pod"]), st.text(max_size=8))
 numbers = st.floats(width=32, allow_nan=False) | st.sampled_from([float("inf"), 0.0])

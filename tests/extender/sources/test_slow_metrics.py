@@ -58,9 +58,7 @@ values = st.lists(st.sampled_from([NAN, 0.0, 79.0]), min_size=3, max_size=3)
 
 
 @given(st.lists(values, min_size=1, max_size=8))
-def test_a_missing_fault_is_not_a_fault_that_is_gone(
-    rounds: list[list[float]],
-) -> None:
+def test_a_missing_fault_is_not_a_fault_that_is_gone(rounds: list[list[float]]) -> None:
     server = Server()
     slow_columns = _SlowColumns(server)
     shown = np.full(3, NAN)  # as in the fleet: kept until another value is reported

@@ -44,10 +44,7 @@ class RecordedTasks(Tasks):
 
     @override
     def start(
-        self,
-        name: str,
-        run: Callable[[], Awaitable[None]],
-        fatal: tuple[type[Exception], ...] = (),
+        self, name: str, run: Callable[[], Awaitable[None]], fatal: tuple[type[Exception], ...] = ()
     ) -> None:
         self.calls.append(f"start {name}")
 
@@ -63,12 +60,7 @@ class Sources:
         self.tasks = RecordedTasks()
         self.fleet = Fleet(settings.policy(), lambda: NOW)
         self.manager = SourceManager(
-            settings,
-            client,
-            self.fleet,
-            fleet=self.fleet,
-            tasks=self.tasks,
-            clock=lambda: NOW,
+            settings, client, self.fleet, fleet=self.fleet, tasks=self.tasks, clock=lambda: NOW
         )
 
 

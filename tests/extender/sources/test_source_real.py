@@ -222,9 +222,7 @@ async def test_memory_by_pod_on_a_time_sliced_card_is_returned(
     }
 
 
-async def test_series_with_the_whole_value_give_no_memory_by_pod(
-    scraped: Scraped,
-) -> None:
+async def test_series_with_the_whole_value_give_no_memory_by_pod(scraped: Scraped) -> None:
     state = await scraped.fetch("unsplit")
 
     assert state.value(Signal.MEMORY_USED, T4) == 10812 << 20
@@ -278,9 +276,7 @@ async def test_a_removed_node_is_unmatched(scraped: Scraped) -> None:
     assert 'node="ghost"' in state.found.unmatched_example
 
 
-async def test_an_empty_scrape_removes_the_devices_until_the_next(
-    scraped: Scraped,
-) -> None:
+async def test_an_empty_scrape_removes_the_devices_until_the_next(scraped: Scraped) -> None:
     state = await scraped.fetch("gap")
 
     async def has(count: int) -> bool:

@@ -15,12 +15,7 @@ from extender.core.devices.readings import Signal
 from extender.sources.prometheus import promql
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.protocol import PrometheusError, reduce_rows
-from extender.sources.prometheus.responses import (
-    Recognized,
-    Vector,
-    parse_document,
-    recognize_rows,
-)
+from extender.sources.prometheus.responses import Recognized, Vector, parse_document, recognize_rows
 from testkit.collecting import NOW, CollectorState
 from testkit.prometheus.fake import FakePrometheus
 

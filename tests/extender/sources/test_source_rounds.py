@@ -26,9 +26,7 @@ async def test_only_the_ages_of_known_devices_are_queried(fake: FakePrometheus) 
     assert state.value(Signal.GPU_UTILIZATION, "GPU-2") == pytest.approx(0.12)
 
 
-async def test_devices_are_queried_again_when_another_node_has_them(
-    fake: FakePrometheus,
-) -> None:
+async def test_devices_are_queried_again_when_another_node_has_them(fake: FakePrometheus) -> None:
     fake.series = [util(1)]
     state = CollectorState(fake.url)
     await state.round(NOW)

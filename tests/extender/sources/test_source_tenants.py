@@ -61,9 +61,7 @@ def test_a_pod_with_the_name_of_another_namespaces_exporter_is_a_tenant() -> Non
     assert without_exporters(rows, frozenset(), {"team/train-0"}) == []
 
 
-async def test_exporters_with_the_usual_name_are_not_in_the_answer(
-    fake: FakePrometheus,
-) -> None:
+async def test_exporters_with_the_usual_name_are_not_in_the_answer(fake: FakePrometheus) -> None:
     fake.series = read_sample("h100_8x_partial_4.5.x.prom", EXPORTER, honor_labels=False)
 
     await CollectorState(fake.url).round(NOW)
@@ -91,9 +89,7 @@ async def test_without_workloads_tenants_are_unknown(fake: FakePrometheus) -> No
     assert (await CollectorState(fake.url).round(NOW)).tenants is None
 
 
-async def test_after_a_workload_was_seen_no_pods_means_all_idle(
-    fake: FakePrometheus,
-) -> None:
+async def test_after_a_workload_was_seen_no_pods_means_all_idle(fake: FakePrometheus) -> None:
     fake.series = [util(0, pod="a", namespace="ns")]
     state = CollectorState(fake.url)
     await state.round(NOW)

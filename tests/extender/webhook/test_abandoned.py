@@ -88,9 +88,7 @@ async def test_an_answer_to_a_waiting_client_is_not_lost(
     client.close()
 
 
-async def test_an_incomplete_request_counts_as_lost(
-    served: tuple[World, int, Patience],
-) -> None:
+async def test_an_incomplete_request_counts_as_lost(served: tuple[World, int, Patience]) -> None:
     world, port, _ = served
     client = socket.create_connection(("127.0.0.1", port))
     client.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")

@@ -49,9 +49,7 @@ async def test_the_time_between_the_verbs_of_one_pod_is_measured(
 
 
 @pytest.mark.looptime
-async def test_filter_details_are_recorded_after_or_with_prioritize(
-    world: World,
-) -> None:
+async def test_filter_details_are_recorded_after_or_with_prioritize(world: World) -> None:
     webhooks = world.webhooks()
     request = orjson.dumps({"Pod": pod(), "NodeNames": NODES})
     await webhooks.filter(request)

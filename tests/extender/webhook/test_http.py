@@ -250,11 +250,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just("1"),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from((*FIELDS, *MORE_FIELDS)),
-            inner,
-            max_size=4,
-        )
+        | st.dictionaries(st.sampled_from((*FIELDS, *MORE_FIELDS)), inner, max_size=4)
     ),
     max_leaves=15,
 )

@@ -444,8 +444,7 @@ def test_victims_are_returned_unchanged(document: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "document",
-    [{}, {"NodeNameToMetaVictims": None}, {"NodeNameToVictims": {}}, {"Pod": None}],
+    "document", [{}, {"NodeNameToMetaVictims": None}, {"NodeNameToVictims": {}}, {"Pod": None}]
 )
 def test_a_request_without_victims_has_no_candidates(document: object) -> None:
     assert victims(document) == ()

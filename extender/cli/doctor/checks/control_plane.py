@@ -24,10 +24,7 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 
 _PLACEHOLDER: Final = "FIXED_ADDRESS"
 """Placeholder for the extender's address in scheduler-config/kube-scheduler.yaml."""
-_EXAMPLES: Final = (
-    ipaddress.ip_network("192.0.2.0/24"),
-    ipaddress.ip_network("2001:db8::/32"),
-)
+_EXAMPLES: Final = (ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_network("2001:db8::/32"))
 """Networks that are reserved for documentation."""
 _SERVICE: Final = "idlegpu-extender"
 _SCHEDULER_WORDS: Final = ("kube-scheduler", "idlegpu-scheduler")

@@ -162,10 +162,7 @@ def _not_read(devices: Iterable[Object]) -> Iterator[Problem]:
     for device in devices:
         if device.get("freshness") != "fresh" or not device.get("uuid"):
             continue
-        for value, name in (
-            ("utilization_ratio", "activity"),
-            ("memory_used_ratio", "memory"),
-        ):
+        for value, name in (("utilization_ratio", "activity"), ("memory_used_ratio", "memory")):
             if device.get(value) is None:
                 lacking[name].append(_device(device))
     for name, those in sorted(lacking.items()):

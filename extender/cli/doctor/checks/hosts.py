@@ -19,13 +19,7 @@ from extender.cli.doctor.facts import (
     some,
 )
 from extender.cli.doctor.findings import Problem, Severity, check, named
-from extender.core.devices.topology import (
-    POLICIES,
-    POLICY_LABEL,
-    SCOPE_LABEL,
-    SCOPES,
-    alignment_on,
-)
+from extender.core.devices.topology import POLICIES, POLICY_LABEL, SCOPE_LABEL, SCOPES, alignment_on
 from extender.core.nodes.host_resources import (
     CPU,
     MEMORY,

@@ -56,11 +56,7 @@ _DEFAULT_TIMEOUT_SECONDS: Final = 5.0
 _MOST_TIMEOUT_SECONDS: Final = 2.0
 """A longer timeout would hold up all pods; the chart refuses it."""
 
-_OTHERS: Final = {
-    "http-timeout": "IG002",
-    "prioritize-verb": "IG005",
-    "managed-resources": "IG006",
-}
+_OTHERS: Final = {"http-timeout": "IG002", "prioritize-verb": "IG005", "managed-resources": "IG006"}
 """Likely causes of /v1/bypassed that other checks report, by code."""
 _MILD: Final = frozenset({"other-scheduler"})
 

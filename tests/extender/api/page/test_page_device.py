@@ -165,15 +165,10 @@ async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
         await expect(shown).to_contain_text("Prometheus does not answer: timed out")
 
 
-async def test_decision_line_shows_the_runner_up_and_the_duration(
-    browser: Browser,
-) -> None:
+async def test_decision_line_shows_the_runner_up_and_the_duration(browser: Browser) -> None:
     world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
-    async with (
-        serving(world) as server,
-        looking(browser, server, "?view=decisions") as (page, _),
-    ):
+    async with serving(world) as server, looking(browser, server, "?view=decisions") as (page, _):
         await live(page)
         for verb in ("filter", "prioritize"):
             await call(world, verb, "best", "next", name="requester")

@@ -27,10 +27,7 @@ async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
     world.add({"node": [IDLE]})
     wait_for_gpus(world, "gone", 1)
     wait_for_gpus(world, "read", 2)
-    async with (
-        serving(world) as server,
-        looking(browser, server, "?view=pending") as (page, _),
-    ):
+    async with serving(world) as server, looking(browser, server, "?view=pending") as (page, _):
         card = page.locator(".card", has_text="team/read")
         summary = card.locator("summary")
         await summary.click()

@@ -15,9 +15,7 @@ def page_of(replica: Replica) -> str:
     return f"{replica.extender.addresses[-1]}/page/"
 
 
-async def test_decisions_of_another_replica_show_reasons_and_binding(
-    browser: Browser,
-) -> None:
+async def test_decisions_of_another_replica_show_reasons_and_binding(browser: Browser) -> None:
     async with (
         running(2) as (cluster, (first, second)),
         looking_at(browser, f"{page_of(second)}?view=decisions") as (page, _),

@@ -120,10 +120,7 @@ async def test_a_waiting_pod_shows_the_reasons_as_kube_scheduler_counts_them(
     browser: Browser, why_world: World
 ) -> None:
     wait_for_gpus(why_world, "train-7", 2)
-    async with (
-        serving(why_world) as server,
-        looking(browser, server, "?view=pending") as (page, _),
-    ):
+    async with serving(why_world) as server, looking(browser, server, "?view=pending") as (page, _):
         card = page.locator(".card")
 
         await expect(card.locator("h3")).to_have_text("team/train-7")
@@ -148,10 +145,7 @@ async def test_waiting_pods_are_grouped_by_reason_and_searched(
             is_gated=True,
         )
     )
-    async with (
-        serving(why_world) as server,
-        looking(browser, server, "?view=pending") as (page, _),
-    ):
+    async with serving(why_world) as server, looking(browser, server, "?view=pending") as (page, _):
         groups = page.locator("#pending section > .group-name")
         await expect(groups).to_have_count(2)
         await expect(groups.filter(has_text="held back by scheduling gates, 1 pod")).to_be_visible()
@@ -211,10 +205,7 @@ async def test_idle_holders_show_use_and_idle_time(browser: Browser, why_world: 
         said = f"cost {used:.2f} used, {idle:.2f} idle"
         await expect(page.locator("#holders [role=status]")).to_contain_text(said)
 
-        for by, name in (
-            ("owner", "team/StatefulSet notebook"),
-            ("namespace", "team"),
-        ):
+        for by, name in (("owner", "team/StatefulSet notebook"), ("namespace", "team")):
             await page.locator("#holders select").nth(1).select_option(by)
             row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name))
             await expect(row).to_be_visible()

@@ -9,13 +9,7 @@ import pytest
 from extender.api.page import broadcaster
 from extender.api.page.broadcaster import _MOST_AT_ONCE, _MOST_REPLICAS, FarFeed
 from extender.insight.replicas import Replicas
-from extender.server.redaction import (
-    SEES_ALL,
-    VIEWER,
-    SeesNone,
-    write_json,
-    write_json_in_full,
-)
+from extender.server.redaction import SEES_ALL, VIEWER, SeesNone, write_json, write_json_in_full
 from testkit.decisions import application, decide, replica
 from testkit.others import FAR, THIRD, OtherReplicas
 from testkit.webhook_requests import Client, MakeClient

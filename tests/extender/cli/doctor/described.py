@@ -3,12 +3,7 @@
 from typing import Any
 
 from extender.cli.doctor.facts import Facts, Object, Right
-from tests.extender.cli.doctor.things import (
-    GPU,
-    NOW,
-    node,
-    pod,
-)
+from tests.extender.cli.doctor.things import GPU, NOW, node, pod
 
 REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 SHARED = "nvidia.com/gpu.shared"

@@ -173,9 +173,7 @@ FAULTS: Final[dict[str, Fault]] = {
         {"nodes": labelled({GPU: "8", MIG: "7"}, gpu__replicas="1")},
     ),
     "two schedulers over the same nodes": Fault(
-        "IG007",
-        "kubectl taint node node-1",
-        {"pods": beside(pod("other", 1, scheduler="second"))},
+        "IG007", "kubectl taint node node-1", {"pods": beside(pod("other", 1, scheduler="second"))}
     ),
     "an autoscaler that will not add nodes for what we refuse": Fault(
         "IG008",
@@ -248,9 +246,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "IG201", "helm upgrade -i nvdp", {"nodes": (node(capacity={}),), "pods": (EXPORTER,)}
     ),
     "its sharing settings unlike the labels": Fault(
-        "IG202",
-        "rollout restart",
-        {"nodes": labelled({GPU: "8"}, **SLICED), "pods": (EXPORTER,)},
+        "IG202", "rollout restart", {"nodes": labelled({GPU: "8"}, **SLICED), "pods": (EXPORTER,)}
     ),
     "capacity unlike allocatable": Fault(
         "IG203", "restart that pod", {"nodes": (node(allocatable={GPU: "7"}),)}
@@ -266,9 +262,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "nvidia.com/mig.config=all-balanced",
         {
             "nodes": labelled(
-                {MIG: "7"},
-                **CUT,
-                **{"mig-1g__10gb__count": "7", "mig__config__state": "failed"},
+                {MIG: "7"}, **CUT, **{"mig-1g__10gb__count": "7", "mig__config__state": "failed"}
             ),
             **WITH_MIG_ALONE,
         },
@@ -286,10 +280,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "CPU that pods without GPUs have": Fault(
         "IG207",
         "kubectl taint node",
-        {
-            "nodes": labelled({GPU: "8", "cpu": "8", "memory": "64Gi"}),
-            "pods": beside(hungry("7")),
-        },
+        {"nodes": labelled({GPU: "8", "cpu": "8", "memory": "64Gi"}), "pods": beside(hungry("7"))},
     ),
     "a driver too old for a pod's CUDA": Fault(
         "IG301",

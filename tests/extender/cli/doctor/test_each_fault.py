@@ -6,10 +6,7 @@ import pytest
 
 from extender.cli.commands.doctor import CHECKS
 from extender.cli.doctor.findings import examine
-from tests.extender.cli.doctor.faults import (
-    FAULTS,
-    HEALTHY,
-)
+from tests.extender.cli.doctor.faults import FAULTS, HEALTHY
 
 
 def test_nothing_is_found_where_all_is_well_and_every_check_has_looked() -> None:

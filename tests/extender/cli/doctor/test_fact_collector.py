@@ -361,10 +361,7 @@ def test_exporters_are_queried_through_the_proxy() -> None:
 def test_rights_are_reviewed_for_their_account(user: str, *, is_self: bool) -> None:
     path = f"{REVIEWS}/selfsubjectaccessreviews" if is_self else ACCESS
     server = Server(
-        {
-            SELF: {"status": {"userInfo": {"username": user}}},
-            path: {"status": {"allowed": True}},
-        }
+        {SELF: {"status": {"userInfo": {"username": user}}}, path: {"status": {"allowed": True}}}
     )
 
     rights = gathered(server).rights or ()

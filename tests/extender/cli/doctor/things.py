@@ -79,11 +79,7 @@ def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # parameters 
     }
 
 
-def pod(
-    name: str = "train",
-    gpus: dict[str, int] | int = 0,
-    **changes: Any,
-) -> dict[str, Any]:
+def pod(name: str = "train", gpus: dict[str, int] | int = 0, **changes: Any) -> dict[str, Any]:
     """Return a pod that runs on node-1.
 
     Args:

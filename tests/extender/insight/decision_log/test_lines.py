@@ -31,14 +31,7 @@ from extender.insight.decision_log.lines import (
 )
 from extender.insight.decision_log.reader import LoggedBinding
 from testkit.builders import GIB, GPU, NOW, busy, decide_on, gpu, node, request, snapshot_of
-from testkit.decision_logs import (
-    LoggedWorld,
-    decisions_in,
-    read,
-    record_of,
-    weighed,
-    written,
-)
+from testkit.decision_logs import LoggedWorld, decisions_in, read, record_of, weighed, written
 from testkit.world import BUSY, SHARED, World, time_sliced
 
 POLICY = Policy(strategy=Strategy.PACK, weights=Weights(memory=0.4))

@@ -76,10 +76,7 @@ async def test_the_holder_renews_the_lease_and_releases_it_even_after_a_fault(
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_without_the_right_a_run_warns_once_and_continues(
-    client: KubeClient,
-    server: LeaseServer,
-    capsys: pytest.CaptureFixture[str],
-    method: str,
+    client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
     server.refused[method] = 403
 

@@ -35,9 +35,7 @@ class Held:
     webhooks: list[dict[str, Any]] = field(default_factory=lambda: copy.deepcopy(WEBHOOKS))
 
     async def get(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {"metadata": {"resourceVersion": "7"}, "webhooks": self.webhooks},
-        )
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "webhooks": self.webhooks})
 
     async def patch(self, request: web.Request) -> web.Response:
         change = await request.json()

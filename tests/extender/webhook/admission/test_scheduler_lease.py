@@ -56,12 +56,7 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
     path.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}"))
     client = await KubeClient.connect(path)
     found = Held(
-        SchedulerLease(
-            client,
-            namespace="idlegpu",
-            name="it",
-            monotonic=lambda: found.now,
-        )
+        SchedulerLease(client, namespace="idlegpu", name="it", monotonic=lambda: found.now)
     )
     yield found
     await client.close()
@@ -153,9 +148,7 @@ async def test_a_released_lease_is_no_longer_fresh(held: Held) -> None:
     assert not held.lease.is_fresh
 
 
-async def test_a_deleted_lease_is_not_fresh_until_it_is_renewed_again(
-    held: Held,
-) -> None:
+async def test_a_deleted_lease_is_not_fresh_until_it_is_renewed_again(held: Held) -> None:
     await held.lease.check()
     await held.renew()
     held.status = 404

@@ -189,9 +189,7 @@ async def test_no_pod_is_assigned_to_an_absent_scheduler(served: Served) -> None
     assert await served.scheduler_of(made(pod())) == "idlegpu-scheduler"
 
 
-async def test_the_creator_of_a_pod_is_warned_of_invalid_annotations(
-    served: Served,
-) -> None:
+async def test_the_creator_of_a_pod_is_warned_of_invalid_annotations(served: Served) -> None:
     response = await served.admit(review(object=made(pod(gpu_memory="lots"))))
 
     (warning,) = response["warnings"]
@@ -264,9 +262,7 @@ async def test_a_fault_of_the_webhook_allows_the_pod(
     assert "internal error" in caplog.messages
 
 
-async def test_endless_reviews_from_one_address_do_not_block_another(
-    served: Served,
-) -> None:
+async def test_endless_reviews_from_one_address_do_not_block_another(served: Served) -> None:
     never = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:

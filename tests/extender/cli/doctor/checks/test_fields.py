@@ -11,15 +11,7 @@ from extender.cli.doctor.fact_collector import parse_exposition
 from extender.cli.doctor.facts import Facts, Sample
 from extender.core.devices.readings import Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS
-from tests.extender.cli.doctor.things import (
-    NOW,
-    device,
-    evidence,
-    found,
-    node,
-    sample,
-    severities,
-)
+from tests.extender.cli.doctor.things import NOW, device, evidence, found, node, sample, severities
 
 UTIL, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"

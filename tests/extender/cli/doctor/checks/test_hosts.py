@@ -7,15 +7,7 @@ import pytest
 
 from extender.cli.doctor.facts import Facts
 from tests.extender.cli.doctor.described import at
-from tests.extender.cli.doctor.things import (
-    GPU,
-    NOW,
-    evidence,
-    found,
-    node,
-    pod,
-    severities,
-)
+from tests.extender.cli.doctor.things import GPU, NOW, evidence, found, node, pod, severities
 
 OFFERED = {GPU: "8", "cpu": "64", "memory": "512Gi"}
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

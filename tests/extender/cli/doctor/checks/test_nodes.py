@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 
 from tests.extender.cli.doctor.described import MIG, REPLICAS, SHARED, STRATEGY, at, bare
-from tests.extender.cli.doctor.things import (
-    GPU,
-    device,
-    evidence,
-    found,
-    node,
-    pod,
-    severities,
-)
+from tests.extender.cli.doctor.things import GPU, device, evidence, found, node, pod, severities
 
 CONFIG = "nvidia.com/device-plugin.config"
 

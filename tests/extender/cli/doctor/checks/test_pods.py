@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 
 from extender.cli.doctor.facts import Facts
-from tests.extender.cli.doctor.things import (
-    NOW,
-    claim,
-    evidence,
-    found,
-    node,
-    pod,
-    severities,
-)
+from tests.extender.cli.doctor.things import NOW, claim, evidence, found, node, pod, severities
 
 
 def at(*pods: dict[str, Any], **labels: str) -> Facts:

@@ -12,15 +12,7 @@ from extender.cli.doctor.findings import examine
 from extender.settings.config import Settings, all_settings
 from extender.sources.agents import refusal
 from tests.extender.cli.doctor.described import replica, right
-from tests.extender.cli.doctor.things import (
-    NOW,
-    evidence,
-    found,
-    node,
-    pod,
-    sample,
-    severities,
-)
+from tests.extender.cli.doctor.things import NOW, evidence, found, node, pod, sample, severities
 
 
 def refused(reason: str, count: float = 3.0, reporting: float = 0.0) -> tuple[Sample, ...]:

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from extender.cli.doctor.checks.schedulers import _MAX_SCORE, _SHORTLIST
-from extender.cli.doctor.checks.telemetry import (
-    _EXPORTER_SECONDS,
-    _MAX_AGE_SECONDS,
-    _QUERY_SECONDS,
-)
+from extender.cli.doctor.checks.telemetry import _EXPORTER_SECONDS, _MAX_AGE_SECONDS, _QUERY_SECONDS
 from extender.cli.doctor.facts import EXPORTER_WORDS, Facts
 from extender.core.policy import Freshness
 from extender.settings.service import ClusterSettings, Wire
@@ -307,9 +303,7 @@ def test_without_labels_the_capacity_counts_the_gpus() -> None:
         ),
     ],
 )
-def test_a_capacity_of_shares_or_instances_does_not_count_whole_gpus(
-    parts: dict[str, Any],
-) -> None:
+def test_a_capacity_of_shares_or_instances_does_not_count_whole_gpus(parts: dict[str, Any]) -> None:
     assert found("IG107", Facts(at=NOW, nodes=(parts,), devices=shown(7))) == []
 
 
