@@ -19,6 +19,8 @@ from extender.core.quantity import MIB, TIB, parse_whole
 from extender.core.untyped import mapping_of
 
 _MAX_TARGETS: Final = 32
+_MAX_LISTED: Final = 2 * _MAX_TARGETS
+"""Limit for the entries of a list of targets, empty and repeated ones included."""
 _MAX_DEVICES: Final = 64
 _MAX_INDEX: Final = 255
 
@@ -68,7 +70,10 @@ def _parse_targets(text: str) -> tuple[Target, ...]:
         >>> [str(target) for target in _parse_targets("gpu-1::2,0; GPU-2")]
         ['gpu-1::0,2', 'gpu-2']
     """
-    targets = tuple(dict.fromkeys(_parse(each.strip()) for each in text.split(";") if each.strip()))
+    listed = text.split(";", _MAX_LISTED)
+    if len(listed) > _MAX_LISTED:  # thousands would delay other requests
+        raise ValueError(f"must be {_TARGETS_ALLOWED}")
+    targets = tuple(dict.fromkeys(_parse(each.strip()) for each in listed if each.strip()))
     if not 1 <= len(targets) <= _MAX_TARGETS:
         raise ValueError(f"must be {_TARGETS_ALLOWED}")
     return targets

@@ -230,6 +230,7 @@ def test_every_annotation_is_read() -> None:
         (Annotation.TARGET, "GPU 1"),
         (Annotation.TARGET, "gpu-1:0"),
         (Annotation.TARGET, ";".join("abcdefghijklmnopqrstuvwxyz0123456")),
+        (Annotation.TARGET, "a" + ";" * 65),
         (Annotation.TARGET_POLICY, "maybe"),
     ],
 )
