@@ -43,6 +43,10 @@ _PIECE_NODES = 8
 """Nodes allocated per cooperative step, a millisecond or two."""
 
 
+_PIECE_SHARES = 2048
+"""Shares of devices that are looked up per cooperative step, a millisecond or two."""
+
+
 class Fleet:
     """Nodes, pods, devices and assumed pods, merged into snapshots.
 
@@ -266,7 +270,10 @@ class Fleet:
                 self._allocations.note_shares(node, self.pods_on(node), self._shares.pop(node))
             return
         self._late |= self._allocations.unsettled | self._allocations.expire_loading(now)
-        self._late |= self._allocations.note_divided(readings.divided)
+        divided = iter(readings.divided)
+        while some := list(islice(divided, _PIECE_SHARES)):
+            self._late |= self._allocations.note_divided(some)
+            yield
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
             at=readings.at,
@@ -283,7 +290,9 @@ class Fleet:
     def _apply_shares(self, readings: Readings) -> Steps[None]:
         """Apply the memory use that a source reports per pod, in cooperative steps."""
         by_node: dict[str, list[tuple[DeviceKey, str, int]]] = {}
-        for device, pod, held in readings.shares:
+        for done, (device, pod, held) in enumerate(readings.shares, 1):
+            if done % _PIECE_SHARES == 0:
+                yield
             row = self.store.row_of(device)
             info = None if row is None else self.store.info(row)
             if info is not None:
