@@ -47,7 +47,14 @@ MOST_ON_NODE: Final = 256
 """Maximum number of devices of a node, as in agents' reports."""
 
 _MAX_SHOWN: Final = 128
-"""Longest model, profile and driver version, in characters, as in agents' reports."""
+"""Longest identity, model, profile and driver version, in characters, as in agents' reports."""
+
+_MAX_EXAMPLE: Final = 500
+"""Longest example of a series, in characters."""
+_MAX_POD: Final = 317
+"""Longest `namespace/name` of a pod."""
+_MAX_PODS: Final = 1024
+"""Maximum number of pods on a device."""
 
 Tenants = dict[DeviceKey, tuple[str, ...]]
 
@@ -129,9 +136,14 @@ class _DeviceChanges:
 
 
 def device_key(labels: Mapping[str, str]) -> DeviceKey | None:
-    """Return the identity of a series' device; None for NVLinks, switches and CPUs."""
-    uuid = labels.get(_UUID) or labels.get(_OLD_UUID)
-    return DeviceKey((uuid, labels.get(INSTANCE_LABEL, ""))) if uuid else None
+    """Return the identity of a series' device; None for NVLinks, switches and CPUs.
+
+    None also for an identity that no driver writes: any scraped pod can invent series.
+    """
+    uuid, instance = labels.get(_UUID) or labels.get(_OLD_UUID), labels.get(INSTANCE_LABEL, "")
+    if not uuid or not f"{uuid}{instance}".isprintable():
+        return None
+    return DeviceKey((uuid, instance)) if len(uuid) + len(instance) <= _MAX_SHOWN else None
 
 
 def number(text: object) -> float:
@@ -241,7 +253,8 @@ def _merge(one: tuple[DeviceRow, float], other: tuple[DeviceRow, float]) -> tupl
 
 def _example(key: DeviceKey, names: Sequence[str], values: Sequence[str]) -> str:
     labels = {"UUID": key[0], **dict(zip(names, values, strict=True))}
-    return ", ".join(f'{name}="{value}"' for name, value in labels.items() if value)
+    text = ", ".join(f'{name}="{value}"' for name, value in labels.items() if value)
+    return plain_text(text, _MAX_EXAMPLE)
 
 
 class DeviceTable:
@@ -384,7 +397,7 @@ def tenants_in(
         labels = row["metric"]
         key = device_key(labels)
         if key is not None and labels.get(pod_label):
-            pod = f"{labels.get(namespace_label, '')}/{labels[pod_label]}"
+            pod = _pod_key(labels.get(namespace_label, ""), labels[pod_label])
             tenants.setdefault(key, set()).add(pod)
     return tenants
 
@@ -432,7 +445,11 @@ def merge_tenants(answers: Iterable[Mapping[DeviceKey, Iterable[str]]]) -> Tenan
     for answer in answers:
         for key, pods in answer.items():
             joined.setdefault(key, set()).update(pods)
-    return {key: tuple(sorted(pods)) for key, pods in joined.items()}
+    return {key: tuple(sorted(pods)[:_MAX_PODS]) for key, pods in joined.items()}
+
+
+def _pod_key(namespace: str, name: str) -> str:
+    return plain_text(f"{namespace}/{name}", _MAX_POD)
 
 
 def changed_tenants(before: Tenants, after: Tenants) -> Tenants:
@@ -474,7 +491,7 @@ def shares_in(rows: Iterable[Row], metric: Metric) -> list[PodShare]:
         if key is None or not name:
             continue
         prefix = "exported_" if labels.get("exported_pod") else ""
-        pod = f"{labels.get(prefix + 'namespace', '')}/{name}"
+        pod = _pod_key(labels.get(prefix + "namespace", ""), name)
         used = convert(np.array([number(row["value"][1])]), metric.unit, Signal.MEMORY_USED)
         if not np.isnan(used[0]):
             found[key, pod] = max(found.get((key, pod), 0.0), float(used[0]))

@@ -325,6 +325,30 @@ async def test_labels_that_messages_show_have_no_control_characters_and_are_shor
     assert (state.rows[0].model, state.rows[0].driver_version) == ("H100\ufffd31m\ufffd", "5" * 128)
 
 
+async def test_series_with_a_uuid_that_no_driver_writes_are_ignored(fake: FakePrometheus) -> None:
+    names = ("GPU-\x9b31m", "GPU-" + "1" * 200, "GPU-1")
+    fake.series = [util(40, UUID=name) for name in names]
+    state = CollectorState(fake.url)
+
+    await state.round(NOW)
+
+    assert [row.uuid for row in state.rows] == ["GPU-1"]
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.4)
+
+
+async def test_pods_in_labels_are_bounded_in_length_and_number(fake: FakePrometheus) -> None:
+    names = [f"p{number:04}" + "\x9b" * 400 for number in range(1030)]
+    fake.series = [util(1, exported_namespace="ns", exported_pod=name) for name in names]
+    state = CollectorState(fake.url)
+
+    await state.round(NOW)
+
+    (pods,) = state.tenants.values()
+    assert len(pods) == 1024
+    assert {len(pod) for pod in pods} == {317}
+    assert "".join(pods).isprintable()
+
+
 async def test_devices_beyond_the_limit_of_a_node_are_ignored_and_reported(
     fake: FakePrometheus,
 ) -> None:
