@@ -129,9 +129,9 @@ _MOST_MODELS = 64
 several models adds one for each mix of them."""
 
 
-_MOST_IN_ALL = 4096
+_MOST_IN_ALL = 512
 """Limit for the models that all nodes add, former ones included: a number is never given twice, and
-each snapshot lists the names."""
+each decision of a pod that names models compares all."""
 
 
 class ModelNumbers:

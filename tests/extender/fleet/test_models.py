@@ -55,7 +55,7 @@ def test_nodes_that_come_and_go_with_other_models_add_a_limited_number() -> None
     for count in range(5000):
         numbers.number(f"NVIDIA X{count}", f"node-{count}")
 
-    assert len(numbers.names) <= 4096 + 1
+    assert len(numbers.names) <= 512 + 1
     assert numbers.number("NVIDIA X4999", "node-4999") == 0
     assert numbers.number(LARGE, "another") == known
 
