@@ -381,15 +381,16 @@ class DeviceRegistry:
         )
 
     def _forget_placeholder(self, node: str, row: int) -> None:
-        for rows in self._placeholders.get(node, {}).values():
+        placeholders = self._placeholders.get(node, {})
+        for resource, rows in list(placeholders.items()):
             if row in rows:
                 rows.remove(row)
+            if not rows:
+                del placeholders[resource]
 
     def _replace_placeholder(self, info: DeviceInfo) -> int | None:
         """Give a new device the row of one of its node's placeholders; return None without one."""
-        placeholders = next(
-            (rows for rows in self._placeholders.get(info.node, {}).values() if rows), ()
-        )
+        placeholders = next(iter(self._placeholders.get(info.node, {}).values()), ())
         if not placeholders:
             return None
         row = placeholders[0]

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
+from testkit.builders import GPU
 from testkit.world import World
 
 CYCLES = 24
@@ -37,7 +38,10 @@ def count_items(root: object) -> dict[str, int]:
 
 
 def live_and_go(world: World, number: int, *, is_node_first: bool) -> None:
-    """Add a node of a zone of its own with two pods; then remove all, and wait."""
+    """Add a node of a zone of its own with two pods; then remove all, and wait.
+
+    A node that stays offers other instances each time.
+    """
     node = f"node-{number}"
     record = world.add_node(node, 2)
     zone = {"topology.kubernetes.io/zone": f"zone-{number}"}
@@ -58,7 +62,8 @@ def live_and_go(world: World, number: int, *, is_node_first: bool) -> None:
     for index in range(2):
         world.remove_card(node, index)
     world.now += PAUSE_SECONDS
-    world.add_node("lasting", 1)
+    offered = {GPU: 1, f"nvidia.com/mig-{number}g.5gb": 2}
+    world.add_node("lasting", 1, allocatable=offered, capacity=offered)
     world.read()
     world.fleet.snapshot()
 
