@@ -308,7 +308,9 @@ class Fleet:
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
         """Apply the agents' reports about their own nodes."""
-        self._late |= self._allocations.sharing.note_replicas(own.replicas)
+        # A node may have been removed since its report came.
+        replicas = {node: one for node, one in own.replicas.items() if node in self._nodes}
+        self._late |= self._allocations.sharing.note_replicas(replicas)
         self._late |= self._allocations.unsettled.intersection(own.nodes)
         self._snapshots.note_readings([node for node in own.news if node in self._allocations.rows])
         self.contested += applied.contested

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
+from testkit.agent.fleet_reports import Agents
 from testkit.builders import GPU
 from testkit.world import World
 
@@ -83,3 +84,30 @@ def test_state_of_the_fleet_does_not_grow_with_former_nodes_and_pods(
     after = count_items(world.fleet)
     grown = {path: (before.get(path, 0), count) for path, count in after.items()}
     assert {path: counts for path, counts in grown.items() if counts[1] > counts[0] + 2} == {}
+
+
+def test_reports_of_agents_whose_nodes_were_just_removed_leave_nothing() -> None:
+    world = World()
+    agents = Agents(world)
+    agents.replicas = {"": 4}
+
+    def report_late(number: int) -> None:
+        node = f"node-{number}"
+        world.add_node(node, 1, replicas=4)
+        agents.report(node)
+        world.fleet.remove_node(node)
+        agents.report(node)
+        world.remove_card(node, 0)
+        world.now += PAUSE_SECONDS
+        world.add_node("lasting", 1)
+        world.fleet.expire_silent()
+        world.fleet.snapshot()
+
+    for number in range(CYCLES):
+        report_late(number)
+    before = count_items(world.fleet)
+    for number in range(CYCLES, 3 * CYCLES):
+        report_late(number)
+
+    after = count_items(world.fleet)
+    assert {path for path, count in after.items() if count > before.get(path, 0) + 2} == set()
