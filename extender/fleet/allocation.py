@@ -282,17 +282,12 @@ class NodeAllocations:
         if pod.node not in self._nodes:  # removed before its pods, as by an autoscaler
             return
         self._ended.setdefault(pod.node, {})[pod.key] = at
-        current = self.tenants_on(pod.node)
+        current, guessed = self.tenants_on(pod.node), self._guessed.get(pod.node, {})
         if not has_others:
             self._record_use([pod], current)
         shown = [row for row, tenants in current.items() if pod.key in tenants]
         if shown:
-            freed = [row for row in shown if current[row] == (pod.key,)]
-            self._departures.end(pod, freed, at)
-            others = sorted(set(shown) - set(freed))
-            # The pod's own part of the load is unknown: assume an even share.
-            staying = np.array([1 - 1 / len(current[row]) for row in others])
-            self._departures.end(pod, others, at, staying=staying)
+            self._departures.end_on(pod, shown, at, current, guessed)
             return
         rows = self._rows.get(pod.node, {})
         unheld = {
@@ -303,7 +298,7 @@ class NodeAllocations:
         is_foreign = self._store.is_foreign
         if self._holder_sources.of(pod.node).is_known or not has_others:
             any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
-            self._departures.end(pod, any_of, at)
+            self._departures.end_on(pod, any_of, at, current, guessed)
             return
         kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
         for resource, slots in unheld.items():

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.decision.allocation import shares_of
+from extender.core.decision.allocation import Guesses, shares_of
 from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Leaving, PoolRow
@@ -222,6 +222,43 @@ class Departures:
     def declared(self, pod: PodRecord, row: int) -> int:
         """Return the memory that a pod declared for all its shares of a device."""
         return (pod.memory_bytes or 0) * self._shares(pod, row)
+
+    def end_on(
+        self,
+        pod: PodRecord,
+        slots: Iterable[int],
+        at: float,
+        tenants: TenantsByRow,
+        guessed: Guesses,
+    ) -> None:
+        """Release the devices that a pod held, or may have held.
+
+        A device stays in use while other pods hold it or are assumed on it: some sources name only
+        one of the pods that share a device.
+
+        Args:
+            pod: the pod.
+            slots: the devices.
+            at: when it ended, seconds since the epoch.
+            tenants: pods that are known to hold each device.
+            guessed: shares that pods of its node are assumed to hold.
+        """
+        rows = [row for row in self._rows.get(pod.node, {}).values() if row.is_shared]
+        freed, shared, staying = [], [], []
+        for slot in slots:
+            shown = tenants.get(slot, ())
+            used = (row.used[row.slots.index(slot)] for row in rows if slot in row.slots)
+            own = _assumed_shares(pod, slot, guessed)
+            own += self._shares(pod, slot) if pod.key in shown else 0
+            count = max(len(shown), 1 + max(used, default=0) - own)
+            if count == 1:
+                freed.append(slot)
+            elif own:
+                shared.append(slot)
+                staying.append(1 - 1 / count)
+        self.end(pod, freed, at)
+        # The pod's own part of the load is unknown: assume an even share.
+        self.end(pod, shared, at, staying=np.array(staying))
 
     def _shares(self, pod: PodRecord, row: int) -> int:
         """Return the number of shares of a device that a pod holds."""
@@ -446,6 +483,15 @@ class Departures:
         if count >= len(candidates):
             return candidates
         return sorted(candidates, key=lambda at: -self._release_of_last(row.slots[at]).used)[:count]
+
+
+def _assumed_shares(pod: PodRecord, slot: int, guessed: Guesses) -> int:
+    """Return the number of shares of a device that a pod is assumed to hold."""
+    return sum(
+        placed[slots.index(slot)]
+        for (slots, uid, _), placed in guessed.items()
+        if uid == pod.uid and slot in slots
+    )
 
 
 def count_unreported(
