@@ -1,11 +1,14 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.pod_groups import PodGroup
+from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
 from extender.core.request.annotations import Annotation, Target, TargetPolicy, read_memory
 from extender.core.request.gpu_resources import _MAX_COUNT, ResourceNames, count_devices, has_claims
 from extender.core.request.request import GpuRequest, ParsedRequest, parse_pod_ref, parse_request
@@ -324,6 +327,34 @@ def test_the_memory_annotation_is_read_alone_as_well() -> None:
 def test_a_pod_is_named_by_its_key() -> None:
     assert parse_pod_ref(pod()).key == "ns/p"
     assert parse_pod_ref({"metadata": {"name": 7}}).name == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_source": "MEMORY"},
+        {"avoided": {"a": 0.5}},
+        {"has_preferences": True},
+        {"last_refusal": "0/9 nodes are available"},
+        {"group": PodGroup("JobSet", "ns", "train", 3)},
+        {"group_policy": GroupPolicy.IGNORE},
+        {"own": frozenset({"strategy"})},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_requests_that_get_the_same_evaluation_share_cached_results(
+    change: dict[str, Any],
+) -> None:
+    one = GpuRequest(resource=GPU, count=1)
+
+    assert replace(one, **change) == one
+    assert hash(replace(one, **change)) == hash(one)
+
+
+def test_pods_that_differ_in_their_version_alone_are_equal() -> None:
+    record = PodRecord(uid="u", namespace="ns", name="p", version="1")
+
+    assert replace(record, version="2") == record
 
 
 @pytest.mark.parametrize("resources", [((GPU, 0),), (), ((SHARED, 1), (GPU, 1))])
