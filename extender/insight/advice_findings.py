@@ -146,8 +146,7 @@ class Measured:
                 return samples
         times, activity, memory = self._memory.columns(rows)
         totals = self._fleet.snapshot().telemetry.memory_total_bytes[list(rows)]
-        since = times[-1] - self._seconds if len(times) else 0.0
-        is_in = times >= since
+        is_in = times >= times[-1:] - self._seconds
         return _Samples(
             source=_BY_US,
             times=times[is_in],

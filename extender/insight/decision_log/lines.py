@@ -157,7 +157,7 @@ def _column_of(batch: Batch, name: str) -> Column:
 
 def _write(column: Column) -> object:
     """Encode one column, row by row."""
-    flat = np.ascontiguousarray(column).reshape(-1)
+    flat = column.ravel()
     if not flat.size:
         return []
     if (flat == flat[0]).all():

@@ -265,11 +265,7 @@ def _read_fleet(line: Mapping[str, object], version: int) -> Snapshot:
             version=version,
             seen=_read_seen(described.get("seen")),
         )
-        parts.append(
-            Telemetry(
-                **{name: np.ascontiguousarray(columns[name]).reshape(-1) for name in TELEMETRY}
-            )
-        )
+        parts.append(Telemetry(**{name: columns[name].ravel() for name in TELEMETRY}))
     telemetry = Telemetry.missing(0)
     if parts:
         telemetry = Telemetry(
@@ -354,10 +350,8 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
         slots = first + rows[:, None] * width + np.arange(width, dtype=np.intp)
         fresh = _batch(columns, slots)
         telemetry = telemetry.with_rows(
-            slots.reshape(-1),
-            Telemetry(
-                **{name: np.ascontiguousarray(columns[name]).reshape(-1) for name in TELEMETRY}
-            ),
+            slots.ravel(),
+            Telemetry(**{name: columns[name].ravel() for name in TELEMETRY}),
         )
         pool_rows = list(pool.rows)
         for at, row in zip(

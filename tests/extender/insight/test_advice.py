@@ -484,6 +484,35 @@ async def test_prometheus_is_queried_once_a_minute_for_all_callers(
     assert len(reported.requested) <= 2 + 10
 
 
+@pytest.mark.parametrize(
+    ("over", "hours"),
+    [
+        (3_601, 2),
+        (7_201, 3),
+        (10_801, 6),
+        (21_601, 12),
+        (43_201, 24),
+        (86_401, 48),
+        (172_801, 72),
+        (259_201, 7 * 24),
+        (604_801, 14 * 24),
+        (1_209_601, 30 * 24),
+    ],
+)
+async def test_a_period_is_rounded_up_so_that_callers_share_answers(
+    world: World, reported: FakePlots, aiohttp_client: MakeClient, over: int, hours: int
+) -> None:
+    client = await aiohttp_client(world.build_app())
+
+    answers = [
+        (await get(client, "/v1/advice", over=str(it)))["over_seconds"]
+        for it in (over, hours * 3600)
+    ]
+
+    assert answers == [hours * 3600.0] * 2
+    assert len(reported.requested) == 1
+
+
 async def test_a_span_of_our_own_memory_is_taken_as_it_is(
     world: World, reported: FakePlots, aiohttp_client: MakeClient
 ) -> None:

@@ -416,6 +416,7 @@ def test_memory_request_is_judged_far_off_only_beyond_the_limits(
         (10.0, 30.0, MemoryVerdict.TOO_LITTLE, 36),
         (70.0, 79.0, MemoryVerdict.TOO_LITTLE, 80),
         (3.0, 0.0, MemoryVerdict.TOO_MUCH, 1),
+        (2.0, 0.0, MemoryVerdict.TOO_MUCH, 1),
     ],
 )
 def test_suggested_memory_is_a_fifth_above_the_use(
@@ -425,3 +426,10 @@ def test_suggested_memory_is_a_fifth_above_the_use(
 
     assert advice is not None
     assert (advice.verdict, advice.suggested_bytes) == (verdict, suggested * GIB)
+
+
+@pytest.mark.parametrize(
+    ("requested", "used"), [(1.9, 0.0), (3.9, 2.0), (11.0, 10.0), (10.0, 11.0)]
+)
+def test_a_memory_request_that_is_little_off_is_right(requested: float, used: float) -> None:
+    assert judge_memory(requested * GIB, used * GIB, 80 * GIB) is None

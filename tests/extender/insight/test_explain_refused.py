@@ -119,3 +119,22 @@ async def test_a_node_shown_as_it_was_at_the_binding_says_so(aiohttp_client: Mak
     assert (second["node"], second["rank"], second["rejection"]) == ("half", 2, None)
     assert second["lost_by"].startswith("scored ")
     assert second["lost_by"].endswith(f"in the decision, idle {first['score']:.6f}")
+
+
+async def test_a_node_that_broke_before_the_binding_was_not_refused(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = World()
+    world.add({"idle": [IDLE, IDLE], "half": [IDLE, BUSY]})
+    client = await aiohttp_client(world.build_app())
+    world.placer.detailed = 1
+    await decide(client, "idle", "half", name="p")
+    world.now += 60.0
+    world.report({"half": [Gpu(xid=79.0), Gpu(xid=79.0)]})
+    await decide(client, "idle", name="another")
+    world.history.note_bound(world.add_pod("p", "half"), "half")
+
+    _, second = (await get(client, "/v1/explain", pod="team/p"))["nodes"]
+
+    assert {device["state"] for device in second["devices"]} == {"unhealthy"}
+    assert (second["is_late"], second["rank"], second["rejection"]) == (True, 2, None)

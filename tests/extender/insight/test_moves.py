@@ -194,6 +194,15 @@ def test_gpus_that_cannot_work_are_no_room(world: World) -> None:
     assert answer["plans"][0]["free"] == 2
 
 
+def test_a_broken_gpu_is_no_room_once_its_pod_has_moved(world: World) -> None:
+    hold(world, "c", 4)
+    cards = [replace(gpu, tenants=("team/c-0",)) for gpu in (DEAD, IDLE, IDLE, IDLE)]
+    world.live({"a": [IDLE] * 4, "b": [IDLE] * 4, "c": cards}, 60)
+
+    assert found(world)["plans"] == []
+    assert [plan["node"] for plan in found(world, 3)["plans"]] == ["c"]
+
+
 def test_a_gpu_that_the_kubelet_withdrew_is_lacking_once(world: World) -> None:
     world.register_node("c", allocatable={GPU: 3}, capacity={GPU: 4})
     cards = [DEAD, IDLE, IDLE, IDLE]

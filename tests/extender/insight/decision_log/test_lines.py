@@ -342,8 +342,15 @@ def test_a_line_that_cannot_be_read_is_named() -> None:
     for earlier in (settings, fleet):
         with pytest.raises(RecordError, match=r"log:2: earlier lines that this decision needs"):
             read(earlier + decision)
-    with pytest.raises(RecordError, match=r"log:3: cannot be read: KeyError\('verb'\)"):
-        read(settings + fleet + decision.replace(b'"verb"', b'"verbs"'))
+    for part, wrong, error in (
+        (b'"verb"', b'"verbs"', r"KeyError\('verb'\)"),
+        (b'"strategy":"auto"', b'"strategy":"best"', "ValueError"),
+        (b'"resources":[["nvidia.com/gpu",1]]', b'"resources":[]', "IndexError"),
+        (b'"seconds"', b'"overlay":{"nvidia.com/gpu":{"a":[[]]}},"seconds"', "TypeError"),
+    ):
+        assert part in decision
+        with pytest.raises(RecordError, match=f"log:3: cannot be read: {error}"):
+            read(settings + fleet + decision.replace(part, wrong))
     with pytest.raises(RecordError, match=r"log:2: version 99 of the log cannot be read: must be"):
         read(settings + fleet.replace(b'"version":1', b'"version":99'))
     with pytest.raises(RecordError, match=r"log:2: column 'used' cannot be read"):
