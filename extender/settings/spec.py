@@ -174,7 +174,7 @@ def _describe(path: tuple[str, ...], field: FieldInfo) -> Setting:
         unit=named or suffixed,
         bounds=", ".join(choices) or _bounds_of(metadata, kind),
         form=next((item.text for item in metadata if isinstance(item, ValueForm)), ""),
-        default=_format_value(field.get_default(call_default_factory=False), kind),
+        default=_format_value(field.get_default(), kind),
         description=field.description or "",
     )
 
