@@ -1,6 +1,7 @@
 """Query the last hour of a few devices when a user looks at them."""
 
 import asyncio
+import base64
 import logging
 import re
 import ssl
@@ -142,7 +143,6 @@ async def _session(settings: "Prometheus") -> aiohttp.ClientSession:
     """Return a session with the settings' credentials, read from their files each time."""
     context = await asyncio.to_thread(_context, settings)
     headers = dict(settings.headers)
-    auth = None
     if settings.bearer_token_file is not None:
         headers["Authorization"] = (
             f"Bearer {await asyncio.to_thread(_secret, settings.bearer_token_file)}"
@@ -150,9 +150,10 @@ async def _session(settings: "Prometheus") -> aiohttp.ClientSession:
     elif settings.username:
         path = settings.password_file
         password = "" if path is None else await asyncio.to_thread(_secret, path)
-        auth = aiohttp.BasicAuth(settings.username, password)
+        credentials = f"{settings.username}:{password}".encode("latin1")  # as for other queries
+        headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
     connector = aiohttp.TCPConnector(ssl=True if context is None else context)
-    return aiohttp.ClientSession(connector=connector, headers=headers, auth=auth)
+    return aiohttp.ClientSession(connector=connector, headers=headers)
 
 
 def _secret(path: Path) -> str:

@@ -1,3 +1,5 @@
+import base64
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from extender.core.devices.readings import DeviceKey
 from extender.settings.sources import Prometheus
-from extender.sources.prometheus.plots import _STEPS, PrometheusPlots
+from extender.sources.prometheus.plots import _STEPS, PrometheusPlots, _context
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
 
@@ -131,6 +133,91 @@ async def test_credentials_and_selector_are_sent_with_each_query(tmp_path: Path)
     assert all('{cluster="a",' in query for _, query in seen)
     assert any('DCGM_FI_DEV_GPU_UTIL{cluster="a",UUID=~"GPU-a"}' in query for _, query in seen)
     assert any('dcgm_gpu_utilization{cluster="a",uuid=~"GPU-a"}' in query for _, query in seen)
+
+
+@pytest.mark.parametrize(("password", "expected"), [("word\n", "me:word"), (None, "me:")])
+async def test_a_user_is_sent_with_each_query(
+    tmp_path: Path, password: str | None, expected: str
+) -> None:
+    file = tmp_path / "password"
+    if password is not None:
+        file.write_text(password)
+    seen = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.add((request.headers["Authorization"], request.headers["X-Scope-OrgID"]))
+        return web.json_response({"status": "success", "data": {"result": []}})
+
+    async with answering(answer) as url:
+        credentials = {"username": "me", "password_file": None if password is None else file}
+        await plots(url=url, headers={"X-Scope-OrgID": "a"}, **credentials).hour([CARD])
+
+    encoded = base64.b64encode(expected.encode()).decode()
+    assert seen == {(f"Basic {encoded}", "a")}
+
+
+def test_servers_are_verified_unless_that_is_switched_off(tmp_path: Path) -> None:
+    safe, unsafe = (
+        _context(Prometheus(url="https://p", insecure_skip_verify=is_unsafe))
+        for is_unsafe in (False, True)
+    )
+
+    assert _context(Prometheus(url="http://p", insecure_skip_verify=True)) is None
+    assert safe is not None
+    assert unsafe is not None
+    assert (safe.verify_mode, safe.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert (unsafe.verify_mode, unsafe.check_hostname) == (ssl.CERT_NONE, False)
+    absent = {"ca_file": tmp_path / "ca"}, {"cert_file": tmp_path / "c", "key_file": tmp_path / "k"}
+    for files in absent:
+        with pytest.raises(FileNotFoundError):
+            _context(Prometheus(url="https://p", **files))
+
+
+async def test_the_higher_of_two_values_counts_and_gaps_are_filled_by_the_other_metric() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        start, step = float(str(form["start"])), float(str(form["step"]))
+
+        def row(*values: float | None, uuid: str = "GPU-a") -> dict[str, object]:
+            samples = [
+                [start + step * (at - 1), str(value)]
+                for at, value in enumerate(values)
+                if value is not None
+            ]
+            return {"metric": {"UUID": uuid}, "values": samples}
+
+        rows: list[object] = []
+        if "DCGM_FI_PROF_GR_ENGINE_ACTIVE{" in str(form["query"]):
+            rows = [row(9, 0.5, None, 0.25, 9), row(None, 0.1, None, 0.75)]
+        if "DCGM_FI_DEV_GPU_UTIL{" in str(form["query"]):
+            rows = [row(None, 1, 2, 3), row(None, 30, None, None, uuid="GPU-b")]
+        return web.json_response({"status": "success", "data": {"result": rows}})
+
+    other = DeviceKey(("GPU-b", ""))
+    async with answering(answer) as url:
+        past = await plots(url=url).past([CARD, other], seconds=2.0, steps=3)
+
+    assert past.activity == {CARD: [0.5, 0.02, 0.75], other: [0.3, None, None]}
+
+
+async def test_the_number_of_devices_of_a_query_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extender.sources.prometheus.plots._MAX_DEVICES", 2)
+    seen = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(str((await request.post())["query"]))
+        return web.json_response({"status": "success", "data": {"result": []}})
+
+    async with answering(answer) as url:
+        asking = plots(url=url)
+        await asking.hour([DeviceKey((f"GPU-{number}", "")) for number in (2, 1, 0)])
+        queries = len(seen)
+        await asking.hour([])
+
+    assert all('"GPU-1|GPU-2"' in query for query in seen)
+    assert len(seen) == queries > 0
 
 
 async def test_without_a_prometheus_plots_are_not_configured() -> None:

@@ -1,6 +1,5 @@
 """Reports of real agents to the real source, over real sockets."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,8 @@ import pytest
 
 from agent.report.contract import LENGTH_BYTES, VERSION, Layout, LayoutDevice, frame
 from agent.report.contract import ForeignProcess as ReportedProcess
-from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal
+from extender.core.devices.readings import ForeignProcess, Signal
 from extender.sources.agents.refusal import AgentRefusal
-from extender.sources.agents.states import AgentState
 from simulation.agents import REPORTS, run_agents
 from simulation.devices import PodRef
 from simulation.fleet import SimulatedFleet
@@ -232,29 +230,6 @@ async def test_invalid_foreign_processes_are_refused(
 
         assert "1 foreign processes: must be at most" in await farewell(reader)
         assert server.refused(AgentRefusal.BAD_REPORT) == 1
-
-
-def test_an_impossible_start_of_a_process_is_unknown() -> None:
-    state = AgentState("gpu-1")
-    for started_at in (math.nan, math.inf, -1.0, 1e300):
-        state.apply(
-            update(foreign=(msgspec.structs.replace(STRANGER, started_at=started_at),)), 100.0
-        )
-
-        assert [one.started_at for one in state.foreign[DeviceKey(("GPU-1", ""))]] == [None]
-
-
-def test_the_four_largest_processes_of_a_device_count() -> None:
-    sizes = (1, None, 7, 3, 1 << 63, 5, 6)
-    processes = [
-        msgspec.structs.replace(STRANGER, pid=1 + at, memory_bytes=size)
-        for at, size in enumerate(sizes)
-    ]
-    state = AgentState("gpu-1")
-    state.apply(update(foreign=tuple(processes)), 100.0)
-
-    (shown,) = state.foreign.values()
-    assert [one.memory_bytes for one in shown] == [7, 6, 5, 3]
 
 
 def test_old_extender_reads_reports_without_foreign_processes() -> None:
