@@ -245,6 +245,21 @@ def test_advice_needs_activity_and_memory_of_some_time(use: Use, is_enough: bool
     assert use.is_enough is is_enough
 
 
+def test_only_pods_that_require_a_share_of_the_memory_have_it_converted_to_bytes() -> None:
+    world = one_node(1, replicas=4)
+    for name, memory in {
+        "share": {"memory_share": 0.25},
+        "bytes": {"memory_bytes": int(3 * GIB)},
+        "none": {},
+    }.items():
+        world.bind(name, **memory)
+
+    found = {pod.name: pod.memory_bytes for pod in world.fleet.pods_on("node")}
+
+    assert found == {"share": 20 * GIB, "bytes": 3 * GIB, "none": None}
+    assert world.fleet.pods_on("unknown") == ()
+
+
 # --- devices of pods ------------------------------------------------------------------------------
 
 

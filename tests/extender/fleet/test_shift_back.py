@@ -86,6 +86,7 @@ def test_windows_and_streaks_count_readings_after_the_step() -> None:
 
 def test_load_of_the_last_minutes_is_the_same_after_the_step() -> None:
     peaks: dict[float, list[float]] = {}
+    means: dict[float, list[float]] = {}
     for step in (0.0, STEP):
         world = World()
         world.add_node("node", 1, replicas=4)
@@ -95,12 +96,14 @@ def test_load_of_the_last_minutes_is_the_same_after_the_step() -> None:
         world.read_after(15, times=60)
         world.clock.now -= step
         world.card().values |= IDLE
-        peaks[step] = []
+        peaks[step], means[step] = [], []
         for _ in range(40):
             world.read_after(15)
             peaks[step].append(world.estimated(world.card(), "peak"))
+            means[step].append(world.estimated(world.card(), "utilization"))
 
     assert peaks[STEP] == pytest.approx(peaks[0.0], abs=0.2)  # one part of the window
+    assert means[STEP] == pytest.approx(means[0.0], abs=0.05)
     assert peaks[0.0][0] > 0.5
     assert peaks[0.0][-1] == peaks[STEP][-1] == 0.0
 
