@@ -46,6 +46,18 @@ def test_a_few_pods_that_end_free_their_devices_at_once() -> None:
     assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
 
 
+def test_new_pods_of_many_nodes_count_at_once_between_the_steps() -> None:
+    world = World(in_steps=True)
+    bulk(world, 3 * _PIECE_NODES)
+    world.fleet.snapshot_of_all()
+    for number in range(3 * _PIECE_NODES):
+        world.bind(f"pod-{number}", f"node-{number}")
+
+    next(world.fleet.settle_in_steps())
+
+    assert {row.held for row in world.fleet.snapshot().pools[GPU].rows} == {1}
+
+
 @pytest.fixture
 def dirty_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of nodes that became dirty rows, per snapshot; many are more than 16."""
