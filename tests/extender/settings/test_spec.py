@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from extender.core.quantity import MIB
-from extender.settings.config import all_settings, load_settings
+from extender.settings.config import Settings, all_settings
 from extender.settings.section import Quantity, Section, Share, Unit, ValueForm
 from extender.settings.spec import Setting, SettingKind, list_settings, show_value
 from tests.extender.settings.settings_files import load, problems
@@ -118,8 +118,11 @@ def documented(name: str) -> dict[str, list[str]]:
     return {cells[0].strip("`"): [cell.strip() for cell in cells[1:]] for cells in rows}
 
 
-def test_the_settings_in_force_are_the_documented_defaults() -> None:
-    loaded, rows = load_settings(None, {}), documented("settings")
+def test_the_settings_in_force_are_the_documented_defaults(tmp_path: Path) -> None:
+    sections = dict.fromkeys(path[0] for path in all_settings() if len(path) > 1)
+    empty = "".join(f"{section}: {{}}\n" for section in sections)
+    loaded, rows = load(tmp_path, f"listen: 127.0.0.1:8888\n{empty}"), documented("settings")
+    assert loaded == Settings()
 
     in_force = {
         setting.name: (show_value(loaded, setting), setting.form or setting.bounds)

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.prometheus.responses import ResponseTemplates, evaluated_at, fingerprint_rows
+from extender.sources.prometheus.responses import (
+    ResponseTemplates,
+    _parse_number,
+    evaluated_at,
+    fingerprint_rows,
+)
 
 labels = st.dictionaries(st.sampled_from(["UUID", "GPU_I_ID", "pod"]), st.text(max_size=8))
 numbers = st.floats(width=32, allow_nan=False) | st.sampled_from([float("inf"), 0.0])
@@ -104,3 +109,11 @@ def test_a_fingerprint_depends_on_the_rows_and_not_on_the_time() -> None:
 @pytest.mark.parametrize("text", [b"[]", b'[{"metric":{}}]', b'[{"metric":{},"value":["?","1"]}]'])
 def test_a_vector_without_a_time_has_none(text: bytes) -> None:
     assert evaluated_at(text) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"1\n", b"\t1", b"x"], ids=repr)
+def test_a_value_is_a_number_without_control_characters(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"control characters|could not convert"):
+        _parse_number(text)
+
+    assert (_parse_number(b"-1.5"), _parse_number(b"+Inf")) == (-1.5, float("inf"))
