@@ -167,10 +167,13 @@ def test_servers_are_verified_unless_that_is_switched_off(tmp_path: Path) -> Non
     assert unsafe is not None
     assert (safe.verify_mode, safe.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert (unsafe.verify_mode, unsafe.check_hostname) == (ssl.CERT_NONE, False)
-    absent = {"ca_file": tmp_path / "ca"}, {"cert_file": tmp_path / "c", "key_file": tmp_path / "k"}
-    for files in absent:
+    absent = tmp_path / "absent"
+    for settings in (
+        Prometheus(url="https://p", ca_file=absent),
+        Prometheus(url="https://p", cert_file=absent, key_file=absent),
+    ):
         with pytest.raises(FileNotFoundError):
-            _context(Prometheus(url="https://p", **files))
+            _context(settings)
 
 
 async def test_the_higher_of_two_values_counts_and_gaps_are_filled_by_the_other_metric() -> None:
