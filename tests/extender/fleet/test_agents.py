@@ -15,7 +15,7 @@ from extender.fleet.snapshots import _MAX_READ_NODES, _NEW_READINGS_SECONDS
 from extender.insight.views import gpus_of
 from testkit.agent.fleet_reports import HOLD, NAN, Agents, windows
 from testkit.builders import GIB, GPU, NOW, request
-from testkit.world import BUSY, Device, World, one_node
+from testkit.world import Device, World, one_node
 from tests.extender.fleet.changes import columns
 
 
@@ -126,12 +126,10 @@ def test_prometheus_replaces_a_silent_agent(agents: Agents) -> None:
 def test_a_silent_agent_leaves_the_holders_of_its_devices_unknown_at_once() -> None:
     world = World(in_steps=True)
     world.add_node("node", 2)
-    for index in (0, 1):
-        world.card(index=index).values |= BUSY
     agents = Agents(world)
     for _ in range(3):
         world.clock.now += 10.0
-        agents.report("node", **{signal.name: value for signal, value in BUSY.items()})
+        agents.report(GRAPHICS_ACTIVE=0.9, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
     world.bind("a")
     world.fleet.snapshot_of_all()
     assert world.estimated(world.card(), "is_foreign")

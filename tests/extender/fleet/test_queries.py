@@ -247,12 +247,9 @@ def test_advice_needs_activity_and_memory_of_some_time(use: Use, is_enough: bool
 
 def test_only_pods_that_require_a_share_of_the_memory_have_it_converted_to_bytes() -> None:
     world = one_node(1, replicas=4)
-    for name, memory in {
-        "share": {"memory_share": 0.25},
-        "bytes": {"memory_bytes": int(3 * GIB)},
-        "none": {},
-    }.items():
-        world.bind(name, **memory)
+    world.bind("share", memory_share=0.25)
+    world.bind("bytes", memory_bytes=int(3 * GIB))
+    world.bind("none")
 
     found = {pod.name: pod.memory_bytes for pod in world.fleet.pods_on("node")}
 
@@ -532,10 +529,10 @@ def test_memory_of_an_ended_pod_that_readings_still_show_will_be_free(
     world.read_after(5)
 
     leaving = world.row().leaving
-    found = (0.0,), (0.0,)
+    assert (leaving is None) is (released == 0)
     if leaving is not None:
-        found = leaving.released_bytes, leaving.released_others
-    assert found == ((released * GIB,), (others * GIB,))
+        assert leaving.released_bytes == (released * GIB,)
+        assert leaving.released_others == (others * GIB,)
 
 
 def test_a_clock_that_was_set_back_makes_no_ended_pod_older() -> None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.insight.last_active import Idleness
 from extender.kube.client import KubeClient
 from extender.runtime.supervision import Tasks
 from extender.server.readiness import SourceStatus
@@ -105,7 +106,7 @@ async def test_each_source_that_is_set_has_a_task(
 ) -> None:
     sources = Sources(settings_of(**changes), client)
 
-    sources.manager.start(lambda *_: None)
+    sources.manager.start(Idleness(sources.fleet, lambda: NOW))
 
     assert sources.tasks.calls == [f"start {name}" for name in names]
     assert list(sources.manager.unconfigured()) == missing
@@ -227,7 +228,8 @@ async def test_nodes_are_identified_once_the_cluster_is_known(
     async with synced(sources) as manager:
         found = manager._node_identity()
 
-        assert (found.names, found.addresses) == ({"n"}, {"10.0.0.1": "n"})
+        assert set(found.names) == {"n"}
+        assert found.addresses == {"10.0.0.1": "n"}
         assert manager._node_identity() is found
 
 
