@@ -350,8 +350,7 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
         slots = first + rows[:, None] * width + np.arange(width, dtype=np.intp)
         fresh = _batch(columns, slots)
         telemetry = telemetry.with_rows(
-            slots.ravel(),
-            Telemetry(**{name: columns[name].ravel() for name in TELEMETRY}),
+            slots.ravel(), Telemetry(**{name: columns[name].ravel() for name in TELEMETRY})
         )
         pool_rows = list(pool.rows)
         for at, row in zip(

@@ -342,9 +342,7 @@ def test_a_pod_is_named_by_its_key() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_requests_that_get_the_same_evaluation_share_cached_results(
-    change: dict[str, Any],
-) -> None:
+def test_requests_that_get_the_same_evaluation_share_cached_results(change: dict[str, Any]) -> None:
     one = GpuRequest(resource=GPU, count=1)
 
     assert replace(one, **change) == one

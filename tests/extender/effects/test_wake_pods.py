@@ -397,3 +397,27 @@ async def test_group_too_large_by_its_object_takes_no_room(
         await waking.look()
 
     assert woken(kube) == ["p1"]
+
+
+async def test_many_waiting_pods_are_looked_at_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waker_module, "_SCANNED", 2)
+    world = World()
+    for number in range(5):
+        waits(world, f"p-{number}")
+    steps: list[int] = []
+    refused = Waker._refused_request
+
+    def looked_at(self: Waker, record: PodRecord) -> object:
+        steps[-1] += 1
+        return refused(self, record)
+
+    async def sleep(_: float) -> None:
+        steps.append(0)
+
+    monkeypatch.setattr(Waker, "_refused_request", looked_at)
+    monkeypatch.setattr(waker_module.asyncio, "sleep", sleep)
+    steps.append(0)
+
+    found = await waker(KubeClient.__new__(KubeClient), world)._waiting()
+
+    assert (len(found), steps) == (5, [1, 2, 2])

@@ -293,6 +293,26 @@ def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:
     assert made.fleet.store.rows_of_node("node") == [0, 1]
 
 
+def test_a_contested_device_hides_no_other_of_the_report(agents: Agents) -> None:
+    made = agents.world
+    made.add_node("other", 2)
+    agents.report("node")
+    agents.report("other")
+    first = made.card("node").info
+    assert made.fleet.store.row_of(first.key) == 0
+
+    stolen = replace(made.card("other").info, node="node")
+    agents.report("node", first, stolen, made.card("node", 1).info, GRAPHICS_ACTIVE=0.9)
+
+    latest = [
+        made.estimated(made.card(node, index), "latest")
+        for node in ("node", "other")
+        for index in (0, 1)
+    ]
+    assert latest == pytest.approx([0.9, 0.9, 0.0, 0.0])
+    assert made.fleet.contested == 1
+
+
 def test_moved_card_appears_once_the_first_node_lacks_it(agents: Agents) -> None:
     made = agents.world
     made.add_node("other", 0)

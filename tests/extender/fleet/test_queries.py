@@ -70,6 +70,20 @@ def test_memory_that_a_source_reports_for_pods_is_theirs_and_the_rest_is_foreign
     assert world.fleet.store.occupancy(row) == (30 * GIB, 30 * GIB, 2 * GIB)
 
 
+def test_memory_beyond_all_declarations_is_foreign() -> None:
+    world = one_node(1, replicas=4)
+    world.bind("a", on=[world.card()], memory_bytes=int(10 * GIB))
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert row is not None
+    found = []
+    for used in (10, 25):
+        uses(world, used * GIB)
+        world.read_after(600)
+        found.append(world.fleet.store.occupancy(row))
+
+    assert found == [(10 * GIB, 0.0, 0.0), (25 * GIB, 15 * GIB, 15 * GIB)]
+
+
 def test_memory_of_pods_on_many_nodes_is_applied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_PIECE_NODES", 2)
     world = World()

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import DeviceInfo, DeviceKey, ForeignProcess, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
-from extender.insight.views import (
-    _freshness_word,
-    gpus_of,
-    node_views,
-    node_with_gpus,
-    order_of,
-)
+from extender.insight.views import _freshness_word, gpus_of, node_views, node_with_gpus, order_of
 from extender.server.redaction import write_json_in_full
 from testkit.builders import GPU
 from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu, card

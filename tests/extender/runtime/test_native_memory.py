@@ -14,9 +14,7 @@ def test_memory_is_given_back_wherever_that_can_be() -> None:
     give_back()
 
 
-def test_malloc_keeps_no_memory_and_uses_one_arena(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_malloc_keeps_no_memory_and_uses_one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     libc = Mock()
     monkeypatch.setattr(native_memory, "_libc", lambda: libc)
 

@@ -203,9 +203,7 @@ async def test_the_higher_of_two_values_counts_and_gaps_are_filled_by_the_other_
     assert past.activity == {CARD: [0.5, 0.02, 0.75], other: [0.3, None, None]}
 
 
-async def test_the_number_of_devices_of_a_query_is_limited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_number_of_devices_of_a_query_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("extender.sources.prometheus.plots._MAX_DEVICES", 2)
     seen = []
 
