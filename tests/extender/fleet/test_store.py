@@ -182,17 +182,20 @@ def test_a_freed_device_is_presumed_to_be_as_before_its_pod(
     assert estimated(store, NOW + 400).presumed[0] == expected
 
 
-def test_freed_device_is_not_presumed_idle_if_one_signal_was_busy() -> None:
+@pytest.mark.parametrize(("active", "presumed"), [(0.5, 0.0), (Policy().foreign.utilization, 1.0)])
+def test_freed_device_is_not_presumed_idle_if_one_signal_was_busy(
+    active: float, presumed: float
+) -> None:
     store = store_of(CARD)
     for at in (NOW + 30, NOW + 60):
-        store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=0.5), at)
+        store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=active), at)
     assert not store.is_foreign(0)
     arrive(store, NOW + 200)
     use(store, 0.0, start=300)
 
     leave(store, NOW + 400)
 
-    assert estimated(store, NOW + 400).presumed[0] == 0
+    assert estimated(store, NOW + 400).presumed[0] == presumed
     assert not store.was_used(0)
 
 
