@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.last_active import Idleness
+from extender.insight.holders import Idleness
 from extender.kube.client import KubeClient
 from extender.runtime.supervision import Tasks
 from extender.server.readiness import SourceStatus
