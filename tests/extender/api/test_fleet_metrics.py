@@ -27,6 +27,7 @@ from extender.server.listener import Listener, _Figures
 from extender.server.readiness import SourceStatus
 from extender.settings.config import Settings
 from extender.sources.agents.source import AgentStatus
+from extender.sources.source_manager import SourceManager
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.certificates import issue, settings_for
 from testkit.webhook_requests import MakeClient, names_request, pod
@@ -164,7 +165,8 @@ class Sources:
 
 def export(world: World, sources: Sources, **settings: Any) -> FleetCollector:
     served = Settings(**settings)
-    return export_state(world.metrics, served, world.fleet, sources, lambda: 5, lambda: world.now)
+    manager = cast("SourceManager", sources)
+    return export_state(world.metrics, served, world.fleet, manager, lambda: 5, lambda: world.now)
 
 
 def test_reports_of_agents_are_exported_where_agents_are_accepted(world: World) -> None:

@@ -8,6 +8,8 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from extender.answers.answer import Answer
+from extender.answers.decisions import DeviceAnswer
+from extender.answers.pods import Waiting
 
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -36,6 +38,16 @@ def filled(kind: type[_Answer], /, **changes: object) -> _Answer:
         if field.required and field.name not in changes
     }
     return kind(**values, **changes)
+
+
+def waiting(**changes: Any) -> Waiting:
+    """Return a waiting pod."""
+    return filled(Waiting, pod="team/p", scheduler="s", waiting_seconds=90.0, **changes)
+
+
+def device(**changes: Any) -> DeviceAnswer:
+    """Return an idle device."""
+    return filled(DeviceAnswer, state="idle", **changes)
 
 
 def _empty(kind: Any) -> object:

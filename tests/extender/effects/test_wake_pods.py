@@ -1,5 +1,6 @@
 """Pods are woken one by one: only as many as have room, in kube-scheduler's order."""
 
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -415,7 +416,7 @@ async def test_many_waiting_pods_are_looked_at_in_steps(monkeypatch: pytest.Monk
         steps.append(0)
 
     monkeypatch.setattr(Waker, "_refused_request", looked_at)
-    monkeypatch.setattr(waker_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     steps.append(0)
 
     found = await waker(KubeClient.__new__(KubeClient), world)._waiting()

@@ -1,12 +1,13 @@
-"""Changes of a fleet, and the columns of its snapshot."""
+"""Changes of a fleet, its readings, and the columns of its snapshot."""
 
 from dataclasses import fields, replace
 
 import numpy as np
 
+from extender.core.devices.readings import DeviceKey, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.snapshot import Batch, Telemetry
-from testkit.builders import GPU, request
+from testkit.builders import GIB, GPU, request
 from testkit.world import World
 
 
@@ -58,3 +59,25 @@ def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
         world.place(f"assumed-{number}")
     else:
         world.rank(request(1 + number % 2))
+
+
+def reported(world: World, *shares: tuple[DeviceKey, str, int]) -> None:
+    """Apply an answer with the memory of pods, as exporters report it for shared devices."""
+    world.clock.now += 30.0
+    card = world.card()
+    world.fleet.apply_readings(
+        Readings(
+            source="prometheus",
+            at=world.now,
+            devices=(card.info,),
+            columns={signal: np.array([value]) for signal, value in card.values.items()},
+            measured_at=np.array([world.now]),
+            tenants={card.info.key: card.tenants},
+            shares=shares,
+        )
+    )
+
+
+def uses(world: World, used: float) -> None:
+    """Set the memory in use on the only card, in bytes."""
+    world.card().values.update({Signal.MEMORY_USED: used, Signal.MEMORY_FREE: 80 * GIB - used})
