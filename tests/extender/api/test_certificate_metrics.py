@@ -65,3 +65,6 @@ def test_missing_and_unused_certificates_are_left_out(tmp_path: Path) -> None:
     assert set(certificate_ends(Settings(agents=agents))) == {"agents"}
     gone = Agents(listen="127.0.0.1:9401", cert_file=tmp_path / "gone", key_file=tmp_path / "gone")
     assert certificate_ends(Settings(agents=gone)) == {}
+    (tmp_path / "bad").write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----")
+    bad = Agents(listen="127.0.0.1:9401", cert_file=tmp_path / "bad", key_file=tmp_path / "gone")
+    assert certificate_ends(Settings(agents=bad)) == {}
