@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from extender.core.nodes.pod_groups import MAX_SIZE
 from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.group_sizes import (
@@ -144,6 +145,20 @@ async def test_sizes_are_reported_while_the_setting_wants_them() -> None:
 
     sizes.use(is_used=False)
     assert reported["team/coscheduling group a"] is None
+
+
+@pytest.mark.parametrize(
+    ("size", "is_reported"),
+    [(0, False), (1, True), (MAX_SIZE, True), (MAX_SIZE + 1, False)],
+    ids=["none", "one", "most", "too many"],
+)
+def test_a_group_has_at_least_one_pod_and_a_limited_number(size: int, is_reported: bool) -> None:
+    reported: dict[str, int | None] = {}
+    sizes = GroupSizes(reported.__setitem__, lambda: NAMES, is_used=True)
+
+    feed_of(sizes).put(pod_group("a", size))
+
+    assert reported == ({"team/coscheduling group a": size} if is_reported else {})
 
 
 def test_a_group_that_is_made_again_keeps_its_new_size() -> None:
