@@ -68,11 +68,11 @@ async function fetched(path, options) {
 
 /** Return the extender's error message in a failed response, else what a proxy's status means. */
 export async function reason(response) {
-  const told = `the extender ${response.status < 500 ? "refuses this" : "does not answer"} (status ${response.status})`;
+  const failure = `the extender ${response.status < 500 ? "refuses this" : "does not answer"} (status ${response.status})`;
   try {
-    return (await response.json()).error ?? told;
+    return (await response.json()).error ?? failure;
   } catch {
-    return told;
+    return failure;
   }
 }
 
