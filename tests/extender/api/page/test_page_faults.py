@@ -57,7 +57,7 @@ async def test_telemetry_that_fails_is_reported_while_the_page_is_live(
     ("status", "words"),
     [(502, "the extender does not answer (status 502)"), (403, "refuses this (status 403)")],
 )
-async def test_a_failure_of_a_proxy_is_told_in_words(
+async def test_a_failure_of_a_proxy_is_shown_in_words(
     browser: Browser, server: Server, status: int, words: str
 ) -> None:
     async with looking(browser, server) as (page, faults):
