@@ -400,8 +400,8 @@ def account(
 
 
 _NEARLY_ALL: Final = 0.1
-"""Tolerance within which memory that becomes free is all foreign memory, as a ratio of the latter:
-processes that stay change theirs a little meanwhile."""
+"""If the freed memory differs from the foreign memory by less than this ratio, the foreign
+processes have ended. The tolerance covers small changes of processes that stay."""
 
 
 def _left(before: Occupancy, tenancy: MemoryTenancy, used: Column) -> Column:

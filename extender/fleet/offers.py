@@ -130,8 +130,8 @@ several models adds one for each mix of them."""
 
 
 _MOST_IN_ALL = 512
-"""Limit for the models that all nodes add, former ones included: a number is never given twice, and
-each decision of a pod that names models compares all."""
+"""Limit for distinct models, those of removed nodes included. Numbers are not reused, and each
+decision about a pod that names models compares all of them."""
 
 
 class ModelNumbers:

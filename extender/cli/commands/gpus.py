@@ -42,7 +42,7 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
 
 
 def state_of(gpu: Gpu) -> str:
-    """Return a GPU's state as `idlegpu nodes` counts it: apart if it is idle and a pod holds it."""
+    """Return a GPU's state; an idle GPU that a pod holds is `held idle`, as in `idlegpu nodes`."""
     return _HELD_IDLE if gpu.state == "idle" and gpu.replicas_used else gpu.state
 
 

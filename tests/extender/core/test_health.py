@@ -167,32 +167,16 @@ def test_the_most_severe_cause_is_reported(values: dict[str, Any], cause: str) -
     assert words(int(found.cause[0])) == cause
 
 
-def test_xids_are_described_in_words() -> None:
-    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in range(200)}
-    named = {
-        46: "GPU stopped processing",
-        48: "double-bit memory error",
-        54: "auxiliary power is not connected",
-        62: "internal micro-controller halted",
-        63: "row remapping recorded",
-        64: "row remapping could not be recorded",
-        74: "NVLink error",
-        79: "fallen off the bus",
-        92: "many single-bit memory errors",
-        94: "contained memory error",
-        95: "uncontained memory error",
-        109: "context switch timed out",
-        119: "GSP timed out",
-        120: "GSP error",
-        140: "unrecovered memory error",
-        **dict.fromkeys(range(144, 151), "NVLink error"),
-        154: "recovery action changed",
-        167: "PCIe fatal timeout",
-        168: "reduced memory capacity",
-    }
+def test_xids_are_described_in_words_where_their_meaning_is_known() -> None:
+    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in (5, 79, 143, 144, 150, 151)}
 
     assert described == {
-        xid: f"XID {xid}: {named[xid]}" if xid in named else f"XID {xid}" for xid in range(200)
+        5: "XID 5",
+        79: "XID 79: fallen off the bus",
+        143: "XID 143",
+        144: "XID 144: NVLink error",
+        150: "XID 150: NVLink error",
+        151: "XID 151",
     }
 
 
