@@ -383,11 +383,18 @@ class NodeAllocations:
         self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
     ) -> dict[str, PoolRow]:
         """Return a node's rows, each with the state after its terminating pods are gone."""
-        before, uids = self._guessed.pop(node.name, {}), {pod.uid for pod in pods}
-        guessed: Guesses = {key: placed for key, placed in before.items() if key[1] in uids}
+        before, by_uid = self._guessed.pop(node.name, {}), {pod.uid: pod for pod in pods}
+        guessed: Guesses = {key: placed for key, placed in before.items() if key[1] in by_uid}
         rows = self._allocate(node, pods, tenants, guessed)
-        if guessed:
-            self._guessed[node.name] = dict(guessed)
+        # A mapping soon shows new pods. Until then they make way for the pods that it shows.
+        is_mapped = self._holder_sources.of(node.name).is_known
+        kept = {
+            key: placed
+            for key, placed in guessed.items()
+            if not is_mapped or all(self._is_measured(by_uid[key[1]], slot) for slot in key[0])
+        }
+        if kept:
+            self._guessed[node.name] = kept
         leaving = [pod for pod in pods if pod.is_deleting]
         if not leaving and not self._departures.has_ended_pods(node.name):
             return rows

@@ -111,7 +111,7 @@ async def placed_while(
 
 
 def add_equal_nodes(world: World) -> list[str]:
-    return [world.add_shared(f"equal-{number}", cards=8, replicas=40) for number in range(4)]
+    return [world.add_shared(f"equal-{number}", cards=2, replicas=40) for number in range(4)]
 
 
 async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World) -> None:

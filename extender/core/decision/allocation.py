@@ -327,10 +327,15 @@ def _with_unseen(
     tenancy: DeviceTenancy,
     loads: Sequence[_Load],
 ) -> PoolRow:
-    """Add the devices that the device holders do not show to the row, oldest pod first."""
+    """Add the devices that the device holders do not show to the row.
+
+    Pods whose devices are already assumed come first, so that a new pod gets other devices: the API
+    gives times in whole seconds, so a new pod may look older. The others follow, oldest first.
+    """
     closed = closed_slots(row, tenancy.is_out)
     guessed: Guesses = {} if tenancy.guessed is None else tenancy.guessed
-    for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
+    unseen = sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid))
+    for hold in sorted(unseen, key=lambda hold: (row.slots, hold.pod.uid, False) not in guessed):
         pod, after = hold.pod, row
         for is_idle, count in ((False, hold.unseen - hold.idle), (True, hold.idle)):
             key = (row.slots, pod.uid, is_idle)

@@ -412,6 +412,31 @@ def test_pods_that_no_source_shows_stay_where_they_are_when_another_ends(
     assert made.row().declared_bytes == (5 * GIB, 60 * GIB)
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+@pytest.mark.parametrize("names", ["abcdefgh", "hgfedcba", "dbhfaceg"])
+def test_pods_bound_in_the_same_second_are_assumed_on_different_devices(
+    names: str, *, is_mapped: bool
+) -> None:
+    made = one_node(4, replicas=8)
+    made.is_mapped = is_mapped
+
+    for count, name in enumerate(names, start=1):
+        made.bind(name)
+        used = made.row().used
+        assert (sum(used), max(used) - min(used)) == (count, int(count % 4 != 0))
+
+
+def test_new_pods_make_way_for_those_that_a_source_shows() -> None:
+    made = one_node(2, replicas=4)
+    pods = [made.bind("a", memory_bytes=5 * GIB), made.bind("b", memory_bytes=60 * GIB)]
+    assert made.row().declared_bytes == (5 * GIB, 60 * GIB)
+
+    made.card(index=1).tenants = (pods[0].key,)
+    made.read_after(1)
+
+    assert made.row().declared_bytes == (60 * GIB, 5 * GIB)
+
+
 def test_shared_cards_of_an_unmapped_new_pod_are_not_foreign() -> None:
     made = one_node(2, replicas=10)
     made.bind("a")
