@@ -40,12 +40,15 @@ trust_no_authority()
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No deadline: the duration of an example depends on the load of the machine. Derandomized: a
-# failure is then due to the change under test; `--hypothesis-profile=random` searches for more.
-# `quick` is for `make check ROOM=...`.
+# failure is then due to the change under test. Half of hypothesis' usual examples, because they
+# are the same at every run; `--hypothesis-profile=random` searches for more. `quick` is for
+# `make check ROOM=...`.
 settings.register_profile(
     "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.register_profile("idlegpu", settings.get_profile("random"), derandomize=True)
+settings.register_profile(
+    "idlegpu", settings.get_profile("random"), derandomize=True, max_examples=50
+)
 settings.register_profile("quick", settings.get_profile("idlegpu"), max_examples=15)
 settings.load_profile("idlegpu")
 

@@ -6,10 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from functools import cache
 from pathlib import Path
-
-import pytest
 
 from testkit.agent.fake_driver import FakeDriver, card
 
@@ -18,9 +15,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 (LEAST,) = re.findall(r"^>=3\.(\d+)$", PROJECT["requires-python"])
 
 
-@cache
 def interpreters() -> dict[int, str]:
-    """Return the installed Pythons by minor version: in PATH, or from pyenv."""
+    """Return the installed Pythons by minor version: in PATH, or from pyenv.
+
+    Tests call it, and not the import: each test process imports this module.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [sys.executable, *map(str, sorted(pyenv.glob("3.*/bin/python")))]
     candidates += filter(None, (shutil.which(f"python3.{minor}") for minor in range(30)))
@@ -49,43 +48,40 @@ def run(python: str, *arguments: str, **environ: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("minor", sorted(interpreters()))
-def test_a_worker_gets_and_keeps_its_device_on_every_installed_python(
-    minor: int, tmp_path: Path
-) -> None:
+def test_a_worker_gets_and_keeps_its_device_on_every_installed_python(tmp_path: Path) -> None:
     driver = FakeDriver(tmp_path)
     driver.has(card(0), card(1))
-    environ = driver.environment | {"IDLEGPU_DEVICE_FILE": str(tmp_path / "devices.json")}
-    pid = str(os.getpid())
+    for minor, python in interpreters().items():
+        environ = driver.environment | {"IDLEGPU_DEVICE_FILE": str(tmp_path / f"{minor}.json")}
+        pid = str(os.getpid())
 
-    first = run(interpreters()[minor], "-m", "worker_device", "--pid", pid, **environ)
-    again = run(interpreters()[minor], "-m", "worker_device", "--pid", pid, **environ)
+        first = run(python, "-m", "worker_device", "--pid", pid, **environ)
+        again = run(python, "-m", "worker_device", "--pid", pid, **environ)
 
-    assert (first.returncode, first.stdout) == (0, "cuda:0\n"), first.stderr
-    assert (again.stdout, "keeps its device" in again.stderr) == ("cuda:0\n", True), again.stderr
-
-
-@pytest.mark.parametrize("minor", sorted(interpreters()))
-def test_every_installed_python_reports_a_missing_gpu_and_bad_arguments(minor: int) -> None:
-    python = interpreters()[minor]
-
-    none = run(python, "-m", "worker_device", "--worker-id", "1", CUDA_VISIBLE_DEVICES="")
-    wrong = run(python, "-m", "worker_device", "--worker-id", "one")
-
-    assert (none.returncode, none.stdout) == (0, "cpu\n"), none.stderr
-    assert wrong.returncode == 2
-    assert "worker id is 'one'" in wrong.stderr
+        assert (first.returncode, first.stdout) == (0, "cuda:0\n"), (python, first.stderr)
+        assert again.stdout == "cuda:0\n", (python, again.stderr)
+        assert "keeps its device" in again.stderr, python
 
 
-@pytest.mark.parametrize("minor", sorted(interpreters()))
-def test_every_program_compiles_on_every_installed_python(minor: int) -> None:
-    compiled = run(
-        interpreters()[minor],
-        "-c",
-        "import pathlib\n"
-        "for name in ('agent', 'extender', 'worker_device'):\n"
-        "    for path in pathlib.Path(name).rglob('*.py'):\n"
-        "        compile(path.read_text(), str(path), 'exec')\n",
-    )
+def test_every_installed_python_reports_a_missing_gpu_and_bad_arguments() -> None:
+    for python in interpreters().values():
+        none = run(python, "-m", "worker_device", "--worker-id", "1", CUDA_VISIBLE_DEVICES="")
+        wrong = run(python, "-m", "worker_device", "--worker-id", "one")
 
-    assert compiled.returncode == 0, compiled.stderr
+        assert (none.returncode, none.stdout) == (0, "cpu\n"), (python, none.stderr)
+        assert wrong.returncode == 2, python
+        assert "worker id is 'one'" in wrong.stderr, python
+
+
+def test_every_program_compiles_on_every_installed_python() -> None:
+    for python in interpreters().values():
+        compiled = run(
+            python,
+            "-c",
+            "import pathlib\n"
+            "for name in ('agent', 'extender', 'worker_device'):\n"
+            "    for path in pathlib.Path(name).rglob('*.py'):\n"
+            "        compile(path.read_text(), str(path), 'exec')\n",
+        )
+
+        assert compiled.returncode == 0, (python, compiled.stderr)
