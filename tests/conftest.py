@@ -22,8 +22,8 @@ from testkit.internet import trust_no_authority
 pytest_plugins = ["testkit.controlplane.fixtures"]
 
 SCENARIOS: Final = "tests/e2e/"
-TESTS_PER_COLLECTION: Final = 300
-"""Number of tests between two full garbage collections."""
+TESTS_PER_COLLECTION: Final = 1000
+"""Number of tests between two full garbage collections, which take most of a second each."""
 
 _tests: Final = count(1)
 

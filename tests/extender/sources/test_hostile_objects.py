@@ -1,6 +1,5 @@
 """Any JSON in any field of an object is read or ignored, and nothing fails."""
 
-import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -56,12 +55,12 @@ def paths_in(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 def hostile(sample: Object) -> Iterator[tuple[str, Any]]:
     """Yield the sample with an odd value in each field, and with an odd key beside each."""
+    text = json.dumps(sample)  # decoding it is several times faster than a deep copy
     for path in paths_in(sample):
         if not path:
             continue
         for odd in ODD:
-            changed = copy.deepcopy(sample)
-            at: Any = changed
+            at: Any = (changed := json.loads(text))
             for key in path[:-1]:
                 at = at[key]
             at[path[-1]] = odd
