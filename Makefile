@@ -82,7 +82,7 @@ imports: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 unit: $(VENV)/.compiled ## tests that need neither a cluster nor a Prometheus
-	@$(BIN)/pytest -n 4 --dist worksteal -m $(UNIT)
+	@$(BIN)/pytest -n 5 --dist worksteal -m $(UNIT)
 
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
