@@ -65,7 +65,7 @@ room: $(VENV)/.dev
 	@$(BIN)/mypy $(CODE)
 	@$(BIN)/pytest -q -n auto --dist worksteal --hypothesis-profile=quick -m $(UNIT) $(CODE)
 
-# All at once: the unit tests alone leave a sixth of two cores idle.
+# All at once, because the unit tests alone do not keep two cores busy.
 checks: $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j format lint types imports unit
 
