@@ -57,6 +57,14 @@ def test_events_are_delivered_immediately(rig: Rig) -> None:
     assert [rig.events.get(timeout=10).xid for _ in range(2)] == [13, 79]
 
 
+def test_no_thread_keeps_the_agent_from_ending(rig: Rig) -> None:
+    rig.watcher.watch(rig.cards())
+
+    watching = [thread for thread in threading.enumerate() if thread.name.startswith("xid ")]
+    assert watching
+    assert all(thread.daemon for thread in watching)
+
+
 def test_a_card_whose_waits_return_at_once_takes_no_whole_core(rig: Rig) -> None:
     rig.backend.event_seconds = 0.0
     rig.watcher.watch(rig.cards()[:1])

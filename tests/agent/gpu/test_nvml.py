@@ -417,6 +417,13 @@ def test_stop_undoes_every_successful_start() -> None:
     assert calls == ["init", "init", "shutdown", "shutdown", "init", "shutdown"]
 
 
+def test_a_node_may_have_no_cards() -> None:
+    replay = Replay()
+    replay.instead["nvmlDeviceGetCount"] = lambda: 0
+
+    assert nvml_on(replay).count() == 0
+
+
 @pytest.mark.parametrize("count", [-1, 2**32 - 1, 2**64])
 def test_an_absurd_number_of_cards_is_an_error_and_no_endless_list(count: int) -> None:
     replay = Replay()

@@ -12,7 +12,7 @@ import pytest
 
 from agent.options import ReportOptions
 from agent.push.handshake import _expiry_of, read_token
-from agent.push.pusher import Pusher, ReportLink
+from agent.push.pusher import Pusher, ReportLink, _TokenBucket
 from agent.push.updates import Digest, DigestBuilder
 from agent.report.contract import Farewell, Report, frame
 from agent.sampler import LatestReport
@@ -295,3 +295,10 @@ def test_an_invalid_token_is_not_sent(tmp_path: Path, content: str) -> None:
 
     with pytest.raises(OSError, match="contains no token"):
         read_token(path)
+
+
+def test_after_a_burst_updates_with_news_come_every_two_seconds() -> None:
+    bucket = _TokenBucket()
+
+    assert [bucket.take(100.0) for _ in range(11)] == [*[True] * 10, False]
+    assert [bucket.take(at) for at in (101.0, 102.0, 102.0, 104.0)] == [False, True, False, True]

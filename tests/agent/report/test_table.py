@@ -65,6 +65,8 @@ def test_a_row_shows_the_known_values_of_a_device() -> None:
         "gpu-7, driver 580.95.05, 2027-01-15 08:00:00 UTC",
         "power W",
         "°C",
+        "held by",
+        "used by",
         "H200",
         "45% graphics",
         "60.0 / 140.0",
