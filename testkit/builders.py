@@ -36,7 +36,7 @@ class Gpu:
     utilization: float = 0.0
     latest: float | None = None
     peak: float | None = None
-    spread: float = 0.0
+    next_hour: float | None = None
     freshness: float = 1.0
     memory_used: float = 0.0
     memory_free_bytes: float | None = None
@@ -70,7 +70,7 @@ class Gpu:
             "utilization": self.utilization,
             "latest": latest,
             "peak": max(self.utilization, latest) if self.peak is None else self.peak,
-            "spread": self.spread,
+            "next_hour": self.utilization if self.next_hour is None else self.next_hour,
             "freshness": self.freshness,
             "memory_used": self.memory_used,
             "memory_free_bytes": room if self.memory_free_bytes is None else self.memory_free_bytes,

@@ -26,7 +26,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
     return gpu(
         utilization=utilization,
         latest=draw(ratios) if activity else 0.0,
-        spread=draw(ratios) / 2 if activity else 0.0,
+        next_hour=draw(ratios) if activity else 0.0,
         freshness=activity,
         memory_used=memory_used,
         memory_total_bytes=draw(st.sampled_from([0.0, 10 * GIB, 80 * GIB]))

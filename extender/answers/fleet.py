@@ -71,7 +71,11 @@ class Gpu(Answer):
         health: each sign of ill health with its effect, `""` if healthy.
         utilization_ratio: utilization used for its state, from 0 to 1.
         utilization_latest_ratio: utilization of the latest reading.
-        utilization_spread_ratio: standard deviation of the utilization.
+        utilization_next_hour_ratio: expected utilization in the next hour, by the last four hours
+            since its pods last changed; null without pods or readings.
+        utilization_next_hour_low_ratio: low end of the interval that holds the mean of the next
+            hour in four of five cases.
+        utilization_next_hour_high_ratio: high end of this interval.
         memory_used_ratio: memory in use, from 0 to 1.
         memory_free_bytes: free memory.
         memory_total_bytes: memory of the device.
@@ -104,7 +108,9 @@ class Gpu(Answer):
     health: str
     utilization_ratio: float | None
     utilization_latest_ratio: float | None
-    utilization_spread_ratio: float | None
+    utilization_next_hour_ratio: float | None
+    utilization_next_hour_low_ratio: float | None
+    utilization_next_hour_high_ratio: float | None
     memory_used_ratio: float | None
     memory_free_bytes: int | None
     memory_total_bytes: int | None

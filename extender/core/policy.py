@@ -422,7 +422,8 @@ class Policy:
     Without any, the groups of pods do not count.
 
     Activity of the last `recent_seconds` decides whether a device with tenants is idle or busy.
-    Activity of the last `window_seconds` only orders devices.
+    Activity of the last `window_seconds` only orders devices: the mean of its last quarter, and a
+    forecast from all of it (`core.devices.forecast`).
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -439,5 +440,5 @@ class Policy:
     group_topology: tuple[str, ...] = GROUP_TOPOLOGY
     mps_share_bytes: int | None = None
     reads_memory_limits: bool = False
-    window_seconds: float = 3600.0
+    window_seconds: float = 4 * 3600.0
     recent_seconds: float = 480.0

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.decision.signals import MEASURED, SignalEvidence, activity, memory, shows_use
+from extender.core.devices import forecast
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.window import Windows
-from extender.core.nodes.snapshot import Flags, Rows
+from extender.core.nodes.snapshot import Flags, Ratios, Rows
 from extender.core.policy import Foreign, Policy
 from extender.core.steps import Steps
 from extender.fleet.device_holders import MemoryTenancy, Occupancy, account
@@ -86,7 +87,7 @@ class DeviceColumns:
     Attributes:
         capacity: number of rows, spare ones included.
         latest: last valid values.
-        windows: utilization over the window, estimates from power included.
+        windows: utilization over the last hours, estimates from power included.
         recent: measured activity over the last minutes.
         numbers: columns of numbers by name; times in seconds since the epoch.
         flags: columns of flags by name.
@@ -96,7 +97,7 @@ class DeviceColumns:
     def __init__(self, policy: Policy) -> None:
         self.capacity = 0
         self.latest = LatestValues(policy.freshness)
-        self.windows = Windows(policy.window_seconds)
+        self.windows = Windows(policy.window_seconds, forecast.STEPS)
         self.recent = Windows(policy.recent_seconds, _RECENT_PARTS)
         self.numbers: dict[str, Column] = {name: np.zeros(0) for name in _INITIAL}
         self.flags: dict[str, Flags] = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
@@ -260,8 +261,9 @@ class DeviceColumns:
 
     def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:
         """Return the inputs of the estimates, for all devices or some."""
-        mean, spread, count = self.windows.summarize(rows)
-        recent_mean, _, recent_count = self.recent.summarize(rows)
+        past = self.windows.time_steps(rows)
+        mean, count = past.mean(forecast.HOUR)
+        recent_mean, recent_count = self.recent.mean(rows)
         columns = self.latest.columns
         return SignalEvidence(
             columns={signal: column[rows] for signal, column in columns.items()},
@@ -274,9 +276,9 @@ class DeviceColumns:
             label_total_bytes=self.total_bytes(rows),
             board_watts=self.numbers["board_watts"][rows],
             rest_watts=self.numbers["rest_watts"][rows],
-            window_mean=mean,
-            window_spread=spread,
-            window_count=count,
+            hour_mean=mean,
+            hour_count=count,
+            next_hour=forecast.next_hour(past),
             recent_mean=recent_mean,
             recent_count=recent_count,
             has_tenants=self.flags["has_tenants"][rows],
@@ -291,6 +293,14 @@ class DeviceColumns:
             withdrawn=self.counts["withdrawn"][rows],
             node_row=self.counts["node_row"][rows],
         )
+
+    def next_hour_between(self, rows: Rows) -> tuple[Ratios, Ratios]:
+        """Return the interval of each device's forecast, NaN without a forecast."""
+        past = self.windows.time_steps(rows)
+        _, count = past.mean(forecast.HOUR)
+        is_known = self.flags["has_tenants"][rows] & (count > 1)
+        low, high = forecast.next_hour_between(past)
+        return np.where(is_known, low, np.nan), np.where(is_known, high, np.nan)
 
 
 def _padded(column: _AnyArray, capacity: int, value: float = 0.0) -> _AnyArray:

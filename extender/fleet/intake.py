@@ -286,7 +286,7 @@ class Intake:
 
     def _note_rest(self, rows: Rows, power: Column, measured: Column) -> None:
         """Learn the devices' power draw at rest from new measurements."""
-        mean, _, count = self._columns.recent.summarize(rows)
+        mean, count = self._columns.recent.mean(rows)
         rest = self._float["rest_watts"]
         rest[rows] = learn_rest(rest[rows], power, measured, (mean, count))
 

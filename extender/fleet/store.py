@@ -9,7 +9,7 @@ import numpy as np
 from extender.core.decision.signals import SignalEvidence, board_power, plausible
 from extender.core.devices.gpu_models import normalize_model
 from extender.core.devices.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
-from extender.core.nodes.snapshot import Flags, Rows, nan_to_zero
+from extender.core.nodes.snapshot import Flags, Ratios, Rows, nan_to_zero
 from extender.core.policy import HealthAction, Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns, ReportedValues, reported_values_of
@@ -529,6 +529,10 @@ class DeviceStore:
         if is_freed:
             self._float["freed_at"][index] = at
             columns.restore_foreign_use(index, self._policy.foreign.readings)
+
+    def next_hour_between(self, rows: Rows) -> tuple[Ratios, Ratios]:
+        """Return the interval of each device's forecast, NaN without a forecast."""
+        return self._columns.next_hour_between(rows)
 
     def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:
         """Return the inputs of the estimates, for all devices or some."""

@@ -75,6 +75,9 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
         if not here:
             continue
         rows = tuple(pool.rows[pool.row_of[node]] for node in here)
+        slots = [slot for row in rows for slot in row.slots]
+        low, high = fleet.store.next_hour_between(np.array(slots, dtype=np.intp))
+        between = dict(zip(slots, zip(low.tolist(), high.tolist(), strict=True), strict=True))
         batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
         requested = DeviceRequest(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
         assessment = assess(batch, requested.columns, estimates(fleet.policy))
@@ -83,7 +86,14 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
             counted = assessment.peak[index].tolist()
             codes = states[index].tolist()[: len(row.slots)]
             by_node[node].extend(
-                _gpu(fleet, snapshot, (node, pool.resource), (row, slot), verdict)
+                _gpu(
+                    fleet,
+                    snapshot,
+                    (node, pool.resource),
+                    (row, slot),
+                    verdict,
+                    between[row.slots[slot]],
+                )
                 for slot, verdict in enumerate(
                     (SHOWN_STATES[code], peak) for code, peak in zip(codes, counted, strict=False)
                 )
@@ -99,6 +109,7 @@ def _gpu(
     where: tuple[str, str],
     at: tuple[PoolRow, int],
     verdict: tuple[str, float],
+    between: tuple[float, float],
 ) -> Gpu:
     """Build the state of one device.
 
@@ -107,6 +118,7 @@ def _gpu(
         at: the node's row in the resource's pool, and the slot in it.
         verdict: the device's state, and the utilization behind it, including pods just placed on
             it.
+        between: interval of the forecast, NaN without a forecast.
     """
     (node, resource), (pool_row, slot), (state, counted) = where, at, verdict
     row = pool_row.slots[slot]
@@ -117,6 +129,7 @@ def _gpu(
     freshness = _freshness_word(max(fresh, memory_fresh))
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
+    has_forecast = fresh > 0 and not math.isnan(between[0])
     activity = signals.get("utilization")
     besides = _OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
     return Gpu(
@@ -134,7 +147,9 @@ def _gpu(
         health=health,
         utilization_ratio=float(telemetry.utilization[row]) if fresh else None,
         utilization_latest_ratio=float(telemetry.latest[row]) if fresh else None,
-        utilization_spread_ratio=float(telemetry.spread[row]) if fresh else None,
+        utilization_next_hour_ratio=float(telemetry.next_hour[row]) if has_forecast else None,
+        utilization_next_hour_low_ratio=between[0] if has_forecast else None,
+        utilization_next_hour_high_ratio=between[1] if has_forecast else None,
         memory_used_ratio=float(telemetry.memory_used[row]) if memory_fresh else None,
         memory_free_bytes=_whole(float(telemetry.memory_free_bytes[row])) if memory_fresh else None,
         memory_total_bytes=_whole(float(telemetry.memory_total_bytes[row])) or None,

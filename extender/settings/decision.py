@@ -202,7 +202,7 @@ class WeightSettings(Section):
     )
     bursts: _Weight = Field(
         default=DEFAULT.weights.bursts,
-        description="weight of steadily low activity, by mean and spread",
+        description="weight of low load expected in the next hour, by the last four hours",
     )
     stress: _Weight = Field(
         default=DEFAULT.weights.stress, description="weight of cool GPUs without throttling"

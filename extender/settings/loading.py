@@ -35,7 +35,7 @@ _Path = tuple[str, ...]
 """Names of the sections of a setting, then its own name."""
 
 _NOW: Final[Mapping[str, str]] = {
-    "window_seconds": "3600",
+    "window_seconds": "14400",
     "prometheus.round_timeout_seconds": "four times prometheus.timeout_seconds",
     "prometheus.parallel_queries": "4",
     "prometheus.max_answer_mib": "256",

@@ -13,6 +13,7 @@ from extender.core.devices.readings import (
     Readings,
     Signal,
 )
+from testkit.windows import summarize
 from testkit.world import IDLE, Device, World
 
 HOLD = 25.0
@@ -84,9 +85,5 @@ class Agents:
 def windows(world: World, device: Device) -> tuple[float, float, int]:
     row = world.fleet.store.row_of(device.info.key)
     assert row is not None
-    evidence = world.fleet.store.evidence(np.array([row]))
-    return (
-        float(evidence.window_mean[0]),
-        float(evidence.window_spread[0]),
-        int(evidence.window_count[0]),
-    )
+    mean, spread, count = summarize(world.fleet.store._columns.windows)
+    return float(mean[row]), float(spread[row]), int(count[row])

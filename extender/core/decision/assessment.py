@@ -142,6 +142,7 @@ class Assessment:
         landing: the landing set of each node.
         utilization: utilization with assumed tenants; a stale value fades towards the threshold. It
             only orders devices.
+        next_hour: forecast of the utilization, with the same additions. It only orders devices.
         peak: utilization of the last minutes with assumed tenants. Decides between idle and busy.
         free_bytes: memory left for this pod after declared memory and other use; infinite if
             unknown.
@@ -174,6 +175,7 @@ class Assessment:
 
     landing: Landing
     utilization: Ratios
+    next_hour: Ratios
     peak: Ratios
     free_bytes: Ratios
     declared_room_bytes: Ratios
@@ -217,6 +219,7 @@ def assess(batch: Batch, requested: DeviceRequests, estimates: Estimates) -> Ass
     return Assessment(
         landing=landing,
         utilization=load.utilization,
+        next_hour=load.next_hour,
         peak=load.peak,
         free_bytes=room.free_bytes,
         declared_room_bytes=room.declared_room_bytes,
@@ -333,6 +336,7 @@ class _Load:
     """
 
     utilization: Ratios
+    next_hour: Ratios
     peak: Ratios
     headroom: Ratios
     idle_chance: Ratios
@@ -365,10 +369,15 @@ def _load(batch: Batch, requested: DeviceRequests, estimates: Estimates, room: _
     if telemetry.presumed.any():
         activity = np.maximum(activity, telemetry.presumed)
         filling = np.maximum(filling, telemetry.presumed)
-    faded = limit + (telemetry.utilization - limit) * activity
+
+    def with_estimates(load: Ratios) -> Ratios:
+        faded = limit + (load - limit) * activity
+        return np.minimum(np.maximum(faded, least) + added, 1.0)
+
     free = neutral + (1.0 - telemetry.memory_used - neutral) * filling
     return _Load(
-        utilization=np.minimum(np.maximum(faded, least) + added, 1.0),
+        utilization=with_estimates(telemetry.utilization),
+        next_hour=with_estimates(telemetry.next_hour),
         peak=estimate.peak,
         headroom=as_ratios(free - room.taken),
         idle_chance=idle_chance,

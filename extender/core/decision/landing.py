@@ -58,7 +58,7 @@ tenant may leave its device unused while a process outside Kubernetes uses a fre
 
 
 _OF_FORMER_TENANT: Final = (
-    *("utilization", "latest", "peak", "spread", "freshness", "stress", "is_in_use"),
+    *("utilization", "latest", "peak", "next_hour", "freshness", "stress", "is_in_use"),
     *("memory_used", "memory_free_bytes", "memory_freshness"),
 )
 """Telemetry columns that describe the former tenant of a freed device."""
@@ -363,6 +363,7 @@ def batch_after(
         seen,
         utilization=np.where(unread, 0.0, seen.utilization),
         latest=np.where(unread, 0.0, seen.latest),
+        next_hour=np.where(unread, 0.0, seen.next_hour),
         # Such use is not foreign, so the mean of the last minutes does not count.
         peak=np.where(
             unread, 0.0, np.where(is_late, np.minimum(seen.peak, seen.latest), seen.peak)

@@ -104,7 +104,7 @@ _CALM: Final = {
     "utilization": "low activity",
     "headroom": "free memory",
     "sharing": "few tenants",
-    "bursts": "low and even activity",
+    "bursts": "low load in the next hour",
     "stress": "cool and unthrottled",
 }
 """Names of the terms of `calm`."""
@@ -305,10 +305,9 @@ def idle_devices(assessment: Assessment) -> Ratios:
 def _calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> Ratios:
     """Return the mean calmness of each node's working landing devices, 0 (busy) to 1.
 
-    The weighted mean of `calm_terms`. The bursts term is the root mean square of the load, which
-    joins mean and spread: unlike the spread alone, it never falls while the load rises. It
-    outweighs plain utilization, because mean plus standard deviation of the last hour best predicts
-    the next. The number of tenants weighs most: at 100 % activity the demand is invisible.
+    The weighted mean of `calm_terms`. The bursts term is the forecast of the next hour
+    (`core.devices.forecast`), so it outweighs the mean of the last. The number of tenants weighs
+    most: at 100 % activity the demand is invisible.
     """
     shares = weights.shares
     total = sum(shares[name] * value for name, value in _calm_terms(batch, assessment).items())
@@ -317,15 +316,13 @@ def _calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> 
 
 def _calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
     """Return the terms of `calm` per device, by their names in `Weights.shares`."""
-    telemetry = batch.telemetry
     shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
-    bursts = np.hypot(assessment.utilization, telemetry.spread * telemetry.freshness)
     return {
         "utilization": 1.0 - assessment.utilization,
         "headroom": assessment.headroom,
         "sharing": 1.0 - shares_in_use,
-        "bursts": 1.0 - np.minimum(bursts, 1.0),
-        "stress": 1.0 - telemetry.stress,
+        "bursts": 1.0 - assessment.next_hour,
+        "stress": 1.0 - batch.telemetry.stress,
     }
 
 

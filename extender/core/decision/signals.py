@@ -261,9 +261,9 @@ class SignalEvidence:
         label_total_bytes: total memory from node labels or earlier readings, NaN if unknown.
         board_watts: power limit of the model in watts, NaN if unknown.
         rest_watts: measured idle power in watts, NaN if not yet measured.
-        window_mean: mean utilization since the tenants last changed, power included.
-        window_spread: standard deviation of the same utilization.
-        window_count: number of readings behind `window_mean`.
+        hour_mean: mean utilization of the last hour since the tenants last changed, power included.
+        hour_count: number of readings behind `hour_mean`.
+        next_hour: forecast of the same utilization.
         recent_mean: mean measured activity of the last minutes since the tenants last changed.
         recent_count: number of readings behind `recent_mean`.
         has_tenants: pods hold the device.
@@ -289,9 +289,9 @@ class SignalEvidence:
     label_total_bytes: Column
     board_watts: Column
     rest_watts: Column
-    window_mean: Ratios
-    window_spread: Ratios
-    window_count: Rows
+    hour_mean: Ratios
+    hour_count: Column
+    next_hour: Ratios
     recent_mean: Ratios
     recent_count: Rows
     has_tenants: Flags
@@ -384,20 +384,21 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
     latest = np.where(activity_fresh > 0, nan_to_zero(busy), 0.0)
     is_foreign = evidence.is_foreign & evidence.is_unheld & (by_age > 0)
     has_window = evidence.has_tenants & (activity_fresh > 0)
-    has_hour = has_window & (evidence.window_count > 1)
+    has_hour = has_window & (evidence.hour_count > 1)
     # Foreign use may pause, like a tenant's work: a device is not idle after a short pause.
-    past = np.where(is_foreign & (activity_fresh > 0), evidence.window_mean, 0.0)
+    past = np.where(is_foreign & (activity_fresh > 0), evidence.hour_mean, 0.0)
     now_busy = np.where(activity_fresh > 0, nan_to_zero(measured), 0.0)
     has_recent = (has_window | is_foreign) & (activity_fresh > 0) & (evidence.recent_count > 1)
     recent = np.where(has_recent, evidence.recent_mean, 0.0)
     verdict, is_out = _judge(evidence, policy, now, by_age)
     total_known = nan_to_zero(total)
     used_ratio = nan_to_zero(used) / np.maximum(total_known, 1.0)
+    least = np.maximum(latest, past)
     telemetry = Telemetry(
-        utilization=np.where(has_hour, evidence.window_mean, np.maximum(latest, past)),
+        utilization=np.where(has_hour, evidence.hour_mean, least),
         latest=latest,
         peak=np.maximum(now_busy, recent),
-        spread=np.where(has_hour, evidence.window_spread, 0.0),
+        next_hour=np.where(has_hour, evidence.next_hour, least),
         freshness=activity_fresh,
         memory_used=np.where(memory_fresh > 0, as_ratios(used_ratio), 0.0),
         memory_free_bytes=np.where(memory_fresh > 0, nan_to_zero(free), 0.0),

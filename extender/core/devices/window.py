@@ -1,7 +1,7 @@
-"""Mean and spread of each device's utilization over a window, since its tenants last changed."""
+"""Utilization of each device over a window, by time step, since its tenants last changed."""
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,28 +12,55 @@ _Parts = TypeVar("_Parts", npt.NDArray[np.float32], npt.NDArray[np.uint16])
 """One row per time step of the window, one column per device."""
 
 
+class TimeSteps(NamedTuple):
+    """Readings of devices by time step, newest first; the axes are (step, device).
+
+    Attributes:
+        sums: sum of the ratios.
+        squares: sum of their squares.
+        counts: number of readings.
+        elapsed: share of the newest step that has passed.
+    """
+
+    sums: npt.NDArray[np.float32]
+    squares: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.uint16]
+    elapsed: float
+
+    def mean(self, steps: int) -> tuple[Ratios, npt.NDArray[np.float64]]:
+        """Return the mean of the last steps and its number of readings, per device.
+
+        The oldest readings leave bit by bit: with whole steps the mean of a device at rest would
+        rise when a step begins.
+        """
+        rest = 1.0 - self.elapsed
+        total, count = (
+            of[:steps].sum(axis=0, dtype=np.float64) + rest * of[steps]
+            for of in (self.sums, self.counts)
+        )
+        return np.minimum(total / np.maximum(count, 1e-9), 1.0), count
+
+
 class Windows:
     """Ring buffer with sums of utilization by device and time step.
 
-    Totals over all steps are updated incrementally, so that `summarize` is fast. Memory is steps x
-    devices x 10 bytes. Only the owner's task changes it.
+    Memory is steps x devices x 10 bytes. Only the owner's task changes it.
 
     Args:
         window_seconds: length of the window.
         steps: number of time steps; old values leave one step at a time.
     """
 
-    def __init__(self, window_seconds: float, steps: int = 40) -> None:
+    def __init__(self, window_seconds: float, steps: int) -> None:
         self.step_seconds = window_seconds / steps
         self._steps = steps
+        self._ages = np.arange(steps)
         self._sum = np.zeros((steps, 0), dtype=np.float32)
         self._square = np.zeros((steps, 0), dtype=np.float32)
         self._count = np.zeros((steps, 0), dtype=np.uint16)
-        self._total_sum = np.zeros(0)
-        self._total_square = np.zeros(0)
-        self._total_count = np.zeros(0, dtype=np.int64)
         self._filled: set[int] = set()
         self._step = -1
+        self._newest = 0.0
         self._version = 0
         self._resets: list[tuple[Rows, float | None]] | None = None
 
@@ -45,9 +72,6 @@ class Windows:
             self._sum = self._grown(self._sum, devices)
             self._square = self._grown(self._square, devices)
             self._count = self._grown(self._count, devices)
-            self._total_sum = np.pad(self._total_sum, (0, missing))
-            self._total_square = np.pad(self._total_square, (0, missing))
-            self._total_count = np.pad(self._total_count, (0, missing))
 
     def _grown(self, parts: _Parts, devices: int) -> _Parts:
         """Return wider arrays; only steps with data are copied."""
@@ -74,23 +98,16 @@ class Windows:
         step = int(at // self.step_seconds)
         self._version += 1
         self._advance(step)
+        self._newest = max(self._newest, at)
         if step <= self._step - self._steps:
             return
         known = ~np.isnan(values)
         at_rows, good = rows[known], values[known]
         part = step % self._steps
-        squared = good * good if squares is None else squares[known]
-        for parts, total, amount in (
-            (self._sum, self._total_sum, good),
-            (self._square, self._total_square, squared),
-        ):
-            # Add the float32-rounded difference, so that the step's removal restores the total.
-            before = parts[part, at_rows].astype(np.float64)
-            parts[part, at_rows] += amount
-            total[at_rows] += parts[part, at_rows] - before
+        self._sum[part, at_rows] += good
+        self._square[part, at_rows] += good * good if squares is None else squares[known]
         self._filled.add(part)
         self._count[part, at_rows] += 1
-        self._total_count[at_rows] += 1
 
     def shift_back(self, seconds: float) -> None:
         """Shift all readings back in time, after the clock was set back by `seconds`."""
@@ -99,6 +116,7 @@ class Windows:
             return
         self._version += 1
         self._step -= steps
+        self._newest -= steps * self.step_seconds
         self._filled = {(part - steps) % self._steps for part in self._filled}
         for parts in (self._sum, self._square, self._count):
             parts[:] = np.roll(parts, -steps, axis=0)
@@ -112,9 +130,6 @@ class Windows:
             if part not in self._filled:
                 continue
             self._filled.discard(part)
-            self._total_sum -= self._sum[part]
-            self._total_square -= self._square[part]
-            self._total_count -= self._count[part]
             self._sum[part] = self._square[part] = 0.0
             self._count[part] = 0
         self._step = max(self._step, step)
@@ -145,8 +160,6 @@ class Windows:
         shape = (self._steps, devices)
         self._sum, self._square = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self._count = np.empty(shape, np.uint16)
-        self._total_sum, self._total_square = np.zeros(devices), np.zeros(devices)
-        self._total_count = np.zeros(devices, dtype=np.int64)
         for part in range(self._steps):
             self._sum[part] = self._square[part] = 0.0
             self._count[part] = 0
@@ -169,17 +182,13 @@ class Windows:
         """
         step = int(at // self.step_seconds)
         self._advance(step)
+        self._newest = max(self._newest, at)
         if step <= self._step - self._steps:
             return
         part = step % self._steps
-        self._total_sum -= self._sum[part]
-        self._total_square -= self._square[part]
         self._sum[part] += sums
         self._square[part] += squares
         self._count[part] += counts
-        self._total_sum += self._sum[part]
-        self._total_square += self._square[part]
-        self._total_count += counts
         self._filled.add(part)
 
     def reset(self, rows: Rows, until: float | None = None) -> None:
@@ -200,9 +209,6 @@ class Windows:
         cells = np.ix_(old, rows)
         self._sum[cells] = self._square[cells] = 0.0
         self._count[cells] = 0
-        self._total_sum[rows] = self._sum[:, rows].sum(axis=0, dtype=np.float64)
-        self._total_square[rows] = self._square[:, rows].sum(axis=0, dtype=np.float64)
-        self._total_count[rows] = self._count[:, rows].sum(axis=0, dtype=np.int64)
 
     def scale(self, rows: Rows, share: Ratios | float) -> None:
         """Multiply the stored readings of devices by a factor.
@@ -215,19 +221,24 @@ class Windows:
         cells = np.ix_(filled, rows)
         self._sum[cells] *= share
         self._square[cells] *= np.square(share)
-        self._total_sum[rows] = self._sum[:, rows].sum(axis=0, dtype=np.float64)
-        self._total_square[rows] = self._square[:, rows].sum(axis=0, dtype=np.float64)
 
-    def summarize(
-        self, rows: Rows | slice = slice(None)
-    ) -> tuple[Ratios, Ratios, npt.NDArray[np.int64]]:
-        """Return the mean, the standard deviation and the number of readings per device.
+    def time_steps(self, rows: Rows | slice = slice(None)) -> TimeSteps:
+        """Return the readings of devices by time step; all devices by default."""
+        order = (self._step - self._ages) % self._steps
+        return TimeSteps(
+            sums=_of(self._sum, rows).take(order, 0, mode="clip"),
+            squares=_of(self._square, rows).take(order, 0, mode="clip"),
+            counts=_of(self._count, rows).take(order, 0, mode="clip"),
+            elapsed=min(max(self._newest / self.step_seconds - self._step, 0.0), 1.0),
+        )
 
-        Args:
-            rows: the devices; all by default.
-        """
-        count = self._total_count[rows].copy()
-        divisor = np.maximum(count, 1)
-        average = np.clip(self._total_sum[rows] / divisor, 0.0, 1.0)
-        variance = self._total_square[rows] / divisor - average**2
-        return average, np.sqrt(np.maximum(variance, 0.0)), count
+    def mean(self, rows: Rows | slice = slice(None)) -> tuple[Ratios, npt.NDArray[np.int64]]:
+        """Return the mean of all readings and their number, per device; all devices by default."""
+        count = _of(self._count, rows).sum(axis=0, dtype=np.int64)
+        total = _of(self._sum, rows).sum(axis=0, dtype=np.float64)
+        return np.minimum(total / np.maximum(count, 1), 1.0), count
+
+
+def _of(parts: _Parts, rows: Rows | slice) -> _Parts:
+    """Return the columns of some devices; `clip` is much faster than the check of each index."""
+    return parts[:, rows] if isinstance(rows, slice) else parts.take(rows, 1, mode="clip")

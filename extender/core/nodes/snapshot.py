@@ -76,12 +76,13 @@ class Telemetry:
     value. With freshness 0 the value itself is meaningless (0, never NaN).
 
     Attributes:
-        utilization: ratio of time busy, the highest signal including power: the window's mean for a
-            device with tenants, else the latest value. Only orders devices.
+        utilization: ratio of time busy, the highest signal including power: the mean of the hour
+            for a device with tenants, else the latest value. Only orders devices.
         latest: the latest utilization.
         peak: the higher of the latest measured activity and its mean over the last minutes, without
             power. Decides between idle and busy.
-        spread: standard deviation of the utilization over the window.
+        next_hour: forecast of the utilization in the next hour for a device with tenants, else as
+            `utilization`. Only orders devices.
         freshness: freshness of the four columns above.
         memory_used: ratio of memory in use, 0 to 1, without memory reserved by the driver.
         memory_total_bytes: memory of an empty device; 0 if unknown.
@@ -106,7 +107,7 @@ class Telemetry:
     utilization: Ratios
     latest: Ratios
     peak: Ratios
-    spread: Ratios
+    next_hour: Ratios
     freshness: Ratios
     memory_used: Ratios
     memory_free_bytes: Ratios

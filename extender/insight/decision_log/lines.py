@@ -82,7 +82,8 @@ _FORMER: Final[Mapping[str, str]] = {"declared_bytes": "assumed_bytes"}
 not yet in use."""
 
 _PEAK_OF: Final = ("utilization", "latest")
-"""Columns whose maximum replaces `peak` in logs that lack it."""
+"""Columns whose maximum replaces `peak` in logs that lack it. Such logs and somewhat later ones
+lack `next_hour`: their decisions used the root mean square of the hour."""
 
 _Json = dict[str, object]
 
@@ -130,6 +131,9 @@ def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[
         try:
             if name == "peak" and name not in written:
                 column = np.maximum(*(columns[other] for other in _PEAK_OF))
+            elif name == "next_hour" and name not in written:
+                spread = _read(written["spread"], shape, kind)
+                column = np.minimum(np.hypot(columns["utilization"], spread), 1.0)
             else:
                 column = _read(_find(written, name), shape, kind)
         except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:

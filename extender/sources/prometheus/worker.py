@@ -9,7 +9,6 @@ when its standard input is closed, that is, when the extender has ended.
 
 import contextlib
 import gc
-import math
 import os
 import queue
 import resource
@@ -80,8 +79,12 @@ _TIMEOUT_FACTOR: Final = 6.0
 
 _Matrix = npt.NDArray[np.float32]
 
-_MIN_STEP_SECONDS: Final = 60.0
-_MAX_STEPS: Final = 120
+_LATE_SECONDS: Final = 3600.0
+_LATE_STEP_SECONDS: Final = 60.0
+_EARLY_STEP_SECONDS: Final = 450.0
+"""The last hour is queried minute by minute; one value for each step of the forecast's windows is
+enough for earlier hours, and keeps the values few."""
+
 _STEPS_PER_QUERY: Final = 15
 _DEVICES_PER_STEP: Final = 4096
 
@@ -412,18 +415,17 @@ class _Grid:
 
     def add(self, rows: Sequence[Row], metric: Metric, steps: slice) -> None:
         """Merge one answer; of two values the higher one counts."""
-        start, step = self._times[steps.start], self._times[1] - self._times[0]
-        width = len(self._times[steps])
+        place_of = {round(at): place for place, at in enumerate(self._times[steps].tolist())}
         found: dict[int, list[float]] = {}
         for row in rows:
             key = device_key(row["metric"])
             if key is None:
                 continue
-            values = [np.nan] * width
+            values = [np.nan] * len(place_of)
             for at, text in row["values"]:
-                position = round((at - start) / step)
-                if 0 <= position < width:
-                    values[position] = number(text)
+                place = place_of.get(round(at))
+                if place is not None:
+                    values[place] = number(text)
             found[self._devices.setdefault(key, len(self._devices))] = values
         matrix = self.matrix(metric.signal)
         for some in _batches(list(found)):
@@ -447,14 +449,23 @@ def _collect_past(
 ) -> _PastReadings:
     """Query the last `window_seconds`: activity of the graphics engine, else utilization.
 
-    The time is split into several queries: a single answer would have a hundred megabytes.
+    The time is split into several queries: a single answer would have a hundred megabytes. The
+    last hour has more steps than the hours before.
 
     Raises:
         PrometheusError: no usable answer came.
     """
-    step = max(_MIN_STEP_SECONDS, math.ceil(window_seconds / _MAX_STEPS))
-    count = max(2, round(window_seconds / step) + 1)
-    times = round(now) - step * np.arange(count - 1, -1, -1, dtype=np.float64)
+    late = np.arange(0.0, min(window_seconds, _LATE_SECONDS) + 1.0, _LATE_STEP_SECONDS)
+    early = np.arange(late[-1] + _EARLY_STEP_SECONDS, window_seconds + 1.0, _EARLY_STEP_SECONDS)
+    times = round(now) - np.concatenate([early[::-1], late[::-1]])
+    queries = [
+        (slice(first, min(first + _STEPS_PER_QUERY, end)), step_seconds)
+        for start, end, step_seconds in (
+            (0, len(early), _EARLY_STEP_SECONDS),
+            (len(early), len(times), _LATE_STEP_SECONDS),
+        )
+        for first in range(start, end, _STEPS_PER_QUERY)
+    ]
     grid = _Grid(times)
     limit_seconds = settings.timeout_seconds * _TIMEOUT_FACTOR
     names = set(client.metric_names(since=times[0], timeout_seconds=limit_seconds))
@@ -467,13 +478,12 @@ def _collect_past(
             if metric.signal is signal and metric.name in names
         ]
         for metric in metrics:
-            for first in range(0, count, _STEPS_PER_QUERY):
-                steps = slice(first, min(first + _STEPS_PER_QUERY, count))
+            for steps, step_seconds in queries:
                 rows = client.query_range(
                     promql.metric_query(metric, selector),
                     start=times[steps][0],
                     end=times[steps][-1],
-                    step_seconds=step,
+                    step_seconds=step_seconds,
                     timeout_seconds=limit_seconds,
                 )
                 reduce_rows(partial(grid.add, metric=metric, steps=steps), rows)

@@ -101,6 +101,7 @@ def more_loaded(data: st.DataObject, device: Gpu) -> Gpu:
         changes["utilization"] = data.draw(st.floats(device.utilization, 1))
         latest = device.latest or 0.0
         changes["latest"] = data.draw(st.floats(latest, 1))
+        changes["next_hour"] = data.draw(st.floats(device.next_hour or 0.0, 1))
     if device.memory_freshness:
         changes["memory_used"] = data.draw(st.floats(device.memory_used, 1))
     return replace(device, **changes)

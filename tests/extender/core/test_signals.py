@@ -223,9 +223,9 @@ def evidence(count: int = 1, **changes: Any) -> SignalEvidence:
         foreign_bytes=np.full(count, NAN),
         label_total_bytes=np.full(count, NAN),
         board_watts=np.full(count, 700.0),
-        window_mean=np.zeros(count),
-        window_spread=np.zeros(count),
-        window_count=np.zeros(count, dtype=np.intp),
+        hour_mean=np.zeros(count),
+        next_hour=np.zeros(count),
+        hour_count=np.zeros(count, dtype=np.intp),
         rest_watts=np.full(count, NAN),
         recent_mean=np.zeros(count),
         recent_count=np.zeros(count, dtype=np.intp),
@@ -322,26 +322,26 @@ def test_freed_device_is_presumed_idle_by_its_history(
     assert estimated(evidence(**{**freed, **changes})).presumed[0] == expected
 
 
-def test_window_counts_for_held_devices_and_latest_value_for_free_ones() -> None:
+def test_the_hour_counts_for_held_devices_and_latest_value_for_free_ones() -> None:
     seen = evidence(
         2,
         columns=reading(2, GRAPHICS_ACTIVE=0.1),
         has_tenants=np.array([True, False]),
-        window_mean=np.full(2, 0.6),
-        window_spread=np.full(2, 0.2),
-        window_count=np.full(2, 9),
+        hour_mean=np.full(2, 0.6),
+        next_hour=np.full(2, 0.4),
+        hour_count=np.full(2, 9),
     )
 
     telemetry = estimated(seen)
 
     assert telemetry.utilization.tolist() == [0.6, 0.1]
-    assert telemetry.spread.tolist() == [0.2, 0.0]
+    assert telemetry.next_hour.tolist() == [0.4, 0.1]
     assert telemetry.latest.tolist() == [0.1, 0.1]
 
 
 def test_one_reading_makes_no_window() -> None:
     seen = evidence(
-        has_tenants=np.array([True]), window_mean=np.array([0.6]), window_count=np.array([1])
+        has_tenants=np.array([True]), hour_mean=np.array([0.6]), hour_count=np.array([1])
     )
 
     assert estimated(seen).utilization[0] == 0.0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from extender.core.devices.window import Windows
+from testkit.windows import summarize
 
 ROWS = np.array([0, 1])
 NAN = float("nan")
@@ -16,7 +17,7 @@ def windows(seconds: float = 600.0, steps: int = 10) -> Windows:
 
 
 def means(made: Windows) -> list[float]:
-    found: list[float] = made.summarize()[0].tolist()
+    found: list[float] = summarize(made)[0].tolist()
     return found
 
 
@@ -25,7 +26,7 @@ def test_mean_and_spread_are_those_of_the_readings() -> None:
     for at, values in [(0, [0.2, 0.5]), (30, [0.4, NAN]), (90, [0.6, 0.5])]:
         made.add(at, ROWS, np.array(values))
 
-    mean, spread, count = made.summarize()
+    mean, spread, count = summarize(made)
 
     assert mean.tolist() == pytest.approx([0.4, 0.5])
     assert spread.tolist() == pytest.approx([np.std([0.2, 0.4, 0.6]), 0.0], abs=1e-4)
@@ -49,7 +50,7 @@ def test_values_older_than_the_window_are_dropped() -> None:
     made.add(601, ROWS, np.zeros(2))
 
     assert means(made) == [0.0, 0.0]
-    assert made.summarize()[2].tolist() == [2, 2]
+    assert summarize(made)[2].tolist() == [2, 2]
 
 
 def test_a_long_silence_empties_the_window() -> None:
@@ -77,7 +78,7 @@ def test_a_device_starts_afresh_alone() -> None:
 
     made.reset(np.array([1]))
 
-    assert made.summarize()[2].tolist() == [1, 0]
+    assert summarize(made)[2].tolist() == [1, 0]
 
 
 def test_readings_after_the_tenants_start_stay() -> None:
@@ -100,19 +101,27 @@ def test_growing_the_window_keeps_its_values() -> None:
     assert means(made) == [1.0, 1.0, 0.0]
 
 
-def test_totals_equal_the_sum_of_the_parts_after_any_changes() -> None:
-    made, numbers = windows(), np.random.default_rng(0)
-    for at in range(0, 3000, 17):
-        made.add(at, ROWS, numbers.random(2))
-        if at % 5 == 0:
-            made.reset(ROWS[:1], until=at - 100)
+def test_the_newest_time_step_comes_first() -> None:
+    made = windows()
+    for at, value in [(0, 0.1), (60, 0.2), (61, 0.4), (180, 0.5)]:
+        made.add(at, ROWS, np.array([value, NAN]))
 
-    mean, spread, count = made.summarize()
+    steps = made.time_steps(ROWS[:1])
 
-    parts = made._sum.sum(axis=0, dtype=np.float64), made._count.sum(axis=0, dtype=np.int64)
-    assert count.tolist() == parts[1].tolist()
-    assert mean.tolist() == pytest.approx((parts[0] / parts[1]).tolist())
-    assert made.summarize(ROWS[1:])[1].tolist() == [spread[1]]
+    assert steps.sums[:4, 0].tolist() == pytest.approx([0.5, 0.0, 0.6, 0.1])
+    assert steps.counts[:4, 0].tolist() == [1, 0, 2, 1]
+    assert made.time_steps().counts[:, 1].sum() == 0
+
+
+def test_the_mean_of_a_device_at_rest_never_rises() -> None:
+    made, means = windows(), []
+    for at in range(0, 1200, 6):
+        made.add(at, ROWS, np.full(2, 0.9 if 120 <= at < 240 else 0.0))
+        means.append(made.time_steps().mean(5)[0][0])
+
+    resting = means[240 // 6 :]
+    assert (np.diff(resting) <= 1e-3).all()
+    assert resting[-1] == 0.0
 
 
 def test_readings_can_count_in_part() -> None:
@@ -126,4 +135,4 @@ def test_readings_can_count_in_part() -> None:
     made.add(660, ROWS, np.array([0.4, 0.8]))
     made.add(720, ROWS, np.array([0.4, 0.8]))
     assert means(made) == pytest.approx([0.4, 0.8])
-    assert made.summarize()[1].tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
+    assert summarize(made)[1].tolist() == pytest.approx([0.0, 0.0], abs=1e-3)

@@ -253,7 +253,7 @@ def test_kept_values_fill_no_window_and_show_no_foreign_use() -> None:
     for seconds in (30, 60, 90):
         later(store, seconds, ACTIVITY, DRAM_ACTIVE=0.0)
 
-    assert store.evidence().window_count[0] == 1
+    assert store.evidence().hour_count[0] == 1
     assert not store.is_foreign(0)
 
 

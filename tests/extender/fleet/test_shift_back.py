@@ -13,6 +13,7 @@ from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
 from testkit.builders import GPU, NOW, ranking, request
+from testkit.windows import summarize
 from testkit.world import BUSY, IDLE, World
 from tests.extender.fleet.stores import CARD, estimated, readings, row_of, store_of
 
@@ -207,7 +208,7 @@ def test_windows_keep_their_values_over_the_step(
     seconds: float, at: list[float], later: float
 ) -> None:
     steps = round(seconds / 15.0)
-    moved, same = Windows(600.0), Windows(600.0)
+    moved, same = Windows(600.0, 40), Windows(600.0, 40)
     for windows in (moved, same):
         windows.grow(1)
         for offset in sorted(at):
@@ -217,5 +218,5 @@ def test_windows_keep_their_values_over_the_step(
     for windows, end in ((moved, NOW + later - steps * 15.0), (same, NOW + later)):
         windows.add(end, np.array([0]), np.array([0.5]))
 
-    for one, other in zip(moved.summarize(), same.summarize(), strict=True):
+    for one, other in zip(summarize(moved), summarize(same), strict=True):
         assert one == pytest.approx(other, abs=1e-6)

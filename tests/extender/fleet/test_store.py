@@ -78,7 +78,7 @@ def test_windows_count_each_measurement_once() -> None:
 
     for _ in range(3):
         store.apply(readings(CARD, at=NOW + 30, measured_at=NOW), NOW + 30)
-    assert store.evidence().window_count[0] == 1
+    assert store.evidence().hour_count[0] == 1
 
     store.apply(readings(CARD, at=NOW + 60, GRAPHICS_ACTIVE=0.1), NOW + 60)
     assert estimated(store, NOW + 60).utilization[0] == pytest.approx(0.3)
@@ -217,7 +217,7 @@ def test_a_new_tenant_restarts_the_history_of_a_device() -> None:
     store.restart_history((0,), NOW + 90, is_freed=False)
 
     assert not store.is_foreign(0)
-    assert store.evidence().window_count[0] == 0
+    assert store.evidence().hour_count[0] == 0
     assert estimated(store, NOW + 90).freshness[0] == 1.0
 
 
@@ -279,7 +279,7 @@ def test_history_fills_the_windows_once_at_start() -> None:
 
     finish(store.history_in_steps(history([0.4, NAN, -1.0, 0.8, 5.0])))
 
-    mean, count = store.evidence().window_mean[0], store.evidence().window_count[0]
+    mean, count = store.evidence().hour_mean[0], store.evidence().hour_count[0]
     assert (count, mean) == (4, pytest.approx((0.0 + 0.4 + 0.8 + 1.0) / 4))
 
 
@@ -291,7 +291,7 @@ def test_history_from_before_the_tenant_does_not_count_for_it() -> None:
         finish(store.history_in_steps(history([0.9] * 30 + [0.2, 0.2])))
         arrive(store, NOW - 150)
 
-        assert store.evidence().window_mean[0] < 0.5, first
+        assert store.evidence().hour_mean[0] < 0.5, first
 
 
 def test_history_shows_the_age_of_a_sticky_xid() -> None:
@@ -323,4 +323,4 @@ def test_history_without_xids_or_without_steps_is_applied(steps: int) -> None:
     finish(store.history_in_steps(history([0.0] * steps)))
     finish(store.history_in_steps(history([0.0] * steps, [0.0] * steps)))
 
-    assert store.evidence().window_count[0] == 1 + 2 * steps
+    assert store.evidence().hour_count[0] == 1 + 2 * steps

@@ -188,9 +188,10 @@ def test_a_gpu_is_described_by_its_readings_and_its_pods() -> None:
     world.add_pod("a", "node")
     signs = {Signal.TEMPERATURE: 61.5, Signal.POWER: 310.0}
     of_pod = Gpu(used_gib=20.0, xid=43.0, signs=signs, tenants=("team/a",))
-    for busy in (0.5, 0.7, 0.5, 0.9):
+    busy = (0.5, 0.7, 0.5, 0.9)
+    for each in busy:
         world.now += 10.0
-        world.report({"node": [replace(of_pod, busy=busy)]})
+        world.report({"node": [replace(of_pod, busy=each)]})
         world.fleet.snapshot()
     reported = {"source": "prometheus", "age_seconds": 0.0}
 
@@ -207,9 +208,11 @@ def test_a_gpu_is_described_by_its_readings_and_its_pods() -> None:
         "state": "busy",
         "why": "utilization 90% is not below 30%",
         "health": "",
-        "utilization_ratio": pytest.approx((0.5 + 0.7 + 0.5 + 0.9) / 4),
+        "utilization_ratio": pytest.approx(np.mean(busy)),
         "utilization_latest_ratio": 0.9,
-        "utilization_spread_ratio": pytest.approx(np.std([0.5, 0.7, 0.5, 0.9]), abs=1e-6),
+        "utilization_next_hour_ratio": pytest.approx(np.sqrt(np.mean(np.square(busy)))),
+        "utilization_next_hour_low_ratio": pytest.approx(np.mean(busy)),
+        "utilization_next_hour_high_ratio": pytest.approx(np.sqrt(np.mean(np.square(busy)))),
         "memory_used_ratio": 0.25,
         "memory_free_bytes": 60 << 30,
         "memory_total_bytes": 80 << 30,

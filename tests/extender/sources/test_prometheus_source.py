@@ -225,6 +225,16 @@ async def test_past_readings_are_delivered_once(fake: FakePrometheus) -> None:
     assert set(history.xid[:, 0]) == {31.0}
 
 
+async def test_hours_before_the_last_have_fewer_readings(fake: FakePrometheus) -> None:
+    async with running(fake.url, window_seconds=4 * 3600) as delivered:
+        await until(lambda: bool(delivered.history))
+
+    history = delivered.history[0]
+    between = history.times[1:] - history.times[:-1]
+    assert between.tolist() == [450.0] * 24 + [60.0] * 60
+    assert history.utilization[:, 0] == pytest.approx(np.full(85, 0.4))
+
+
 async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus) -> None:
     fake.series += [
         series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.9, UUID="GPU-1", Hostname="gpu-1"),

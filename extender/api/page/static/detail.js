@@ -122,7 +122,7 @@ export class Detail {
       gpu.health && gpu.health !== gpu.why ? h("p", { class: "trouble" }, gpu.health) : null,
       this.plots(at),
       h("dl", { class: "facts" },
-        fact("Activity", `${percent(gpu.utilization_latest_ratio)} now, ${percent(gpu.utilization_ratio)} on average${gpu.utilization_spread_ratio === null ? "" : ` ± ${Math.round(gpu.utilization_spread_ratio * 100)}`}`),
+        fact("Activity", `${percent(gpu.utilization_latest_ratio)} now, ${percent(gpu.utilization_ratio)} on average`),
         fact("Memory", gpu.memory_used_ratio === null ? "unknown" : `${bytes(gpu.memory_used_ratio * gpu.memory_total_bytes)} of ${bytes(gpu.memory_total_bytes)}, ${bytes(gpu.memory_free_bytes)} free`),
         gpu.power_watts !== null ? fact("Power", `${Math.round(gpu.power_watts)} W`) : null,
         gpu.temperature_celsius !== null ? fact("Temperature", `${Math.round(gpu.temperature_celsius)} °C`) : null,

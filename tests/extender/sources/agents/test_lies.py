@@ -69,7 +69,7 @@ def test_a_mean_without_its_square_leaves_the_score_a_number() -> None:
         state.apply(said(device.info.uuid, row, 1.0, 1.0), world.clock.now)
         world.fleet.apply_readings(readings_of([state], Foreign(), world.clock.now, 1))
 
-    assert math.isfinite(world.estimated(device, "spread"))
+    assert math.isfinite(world.estimated(device, "next_hour"))
     assert math.isfinite(world.rank().scores[0])
 
 
