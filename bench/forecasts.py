@@ -1,12 +1,15 @@
-"""Forecast the next hour of shared GPUs from their last hours and the time of day.
+"""Compare picks by forecasts of the next hour: by the extender, and by forecasts that learn.
 
-`bench.picks` judges these forecasts. A forecast is a product of powers of simple estimators. The
-exponents are learned from all GPUs, by comparing the estimates of an hour ago with the hour since.
-The prior is mean + standard deviation alone. The extender does not use forecasts: docs/decision.md.
+`bench.picks` judges these forecasts. A learned forecast is a product of powers of simple
+estimators. The exponents are learned from all GPUs, by comparing the estimates of an hour ago with
+the hour since. The prior is mean + standard deviation alone. The extender's own forecast does not
+learn: docs/decision.md.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import cache
+from math import comb
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -18,8 +21,9 @@ HOUR: Final = 60
 DAY: Final = 24 * HOUR
 EVERY: Final = 10
 """Minutes between two picks, and between two learning steps."""
-PICKS: Final = 60
 OF: Final = 10
+KEPT: Final = 5 * HOUR
+"""Minutes of readings before the first pick; the extender keeps four hours."""
 
 LEAST: Final = 0.01
 """Added to a load before its logarithm, so that differences between tiny loads do not count."""
@@ -29,14 +33,29 @@ MEANS: Final = (5, 15, 30, 60, 180)
 """Time constants of exponentially weighted means, minutes."""
 
 WANTED: Final = "mean + standard deviation"
-LAST_HOURS: Final = "forecast by the last hours"
-TIME_OF_DAY: Final = "forecast by the last hours and the time of day"
+OURS: Final = "strategy auto"
+LAST_HOURS: Final = "learned forecast by the last hours"
+TIME_OF_DAY: Final = "learned forecast by the last hours and the time of day"
+OUTSIDE: Final = "outside the interval of the forecast, % of GPUs"
 PERFECT: Final = "perfect knowledge"
 
 CURVE: Final = 0.9
 """Largest part of a pod's bursts that the time of day adds or removes."""
 LEAST_SHARE: Final = 0.001
 MOST_SHARE: Final = 0.6
+
+
+class Extender(Protocol):
+    """The extender, with a GPU for each column of the series."""
+
+    def read(self, minute: int, busy: Floats) -> None:
+        """Apply the readings of a minute."""
+
+    def order(self) -> Ints:
+        """Return the GPUs in the order in which a new pod prefers them."""
+
+    def between(self) -> tuple[Floats, Floats]:
+        """Return the interval of each GPU's forecast."""
 
 
 class Series:
@@ -121,40 +140,47 @@ def _prior(estimates: Mapping[str, Floats]) -> Floats:
     return np.log(estimates[WANTED] + LEAST)
 
 
-def judge(series: Series, seed: int, warm_up: int) -> dict[str, float]:
-    """Return the mean load of the picked GPUs in the next hour in %, by forecast.
+def judge(series: Series, warm_up: int, extender: Extender) -> dict[str, float]:
+    """Return the expected load of the pick of ten random GPUs in the next hour in %, by forecast.
 
     Args:
         series: loads of the GPUs.
-        seed: seed of the draws of ten GPUs.
+        extender: the extender without any readings.
         warm_up: minutes before the first pick; from the second hour on the forecasts learn.
     """
-    draws = np.random.default_rng([seed, 3])
     short = (WANTED, *(f"mean over {minutes} min" for minutes in (15, 60)))
     long = tuple(series.estimates(HOUR))
     forecasts = {LAST_HOURS: Forecast(short), TIME_OF_DAY: Forecast(long)}
     found: dict[str, list[float]] = {}
+    seen = max(warm_up - KEPT, 0)
     for minute in range(2 * HOUR, len(series) - HOUR, EVERY):
         for forecast in forecasts.values():
             forecast.learn(series.estimates(minute - HOUR), series.next_hour(minute - HOUR))
         if minute < warm_up:
             continue
+        for at in range(seen, minute + 1):
+            extender.read(at, series.busy[at])
+        seen = minute + 1
         hour, estimates = 100 * series.next_hour(minute), series.estimates(minute)
         ranked = {
             WANTED: estimates[WANTED],
             **{name: forecast.predict(estimates) for name, forecast in forecasts.items()},
             PERFECT: hour,
         }
-        among = _choices(draws, series.busy.shape[1])
-        for name, values in ranked.items():
-            chosen = among[np.arange(PICKS), np.argmin(values[among], axis=1)]
-            found.setdefault(name, []).append(float(hour[chosen].mean()))
-        found.setdefault("random", []).append(float(hour[among].mean()))
+        orders = {name: np.argsort(values, kind="stable") for name, values in ranked.items()}
+        for name, order in {**orders, OURS: extender.order()}.items():
+            found.setdefault(name, []).append(float(_chances(len(order)) @ hour[order]))
+        found.setdefault("random", []).append(float(hour.mean()))
+        low, high = extender.between()
+        is_outside = (hour < 100 * low - 0.1) | (hour > 100 * high + 0.1)
+        found.setdefault(OUTSIDE, []).append(100 * float(is_outside.mean()))
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def _choices(draws: np.random.Generator, gpus: int) -> Ints:
-    return np.stack([draws.permutation(gpus)[:OF] for _ in range(PICKS)])
+@cache
+def _chances(gpus: int) -> Floats:
+    """Return the chance of each GPU to be the first of ten random ones, by its rank."""
+    return np.array([comb(gpus - 1 - rank, OF - 1) / comb(gpus, OF) for rank in range(gpus)])
 
 
 def draw_pod(

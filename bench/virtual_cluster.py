@@ -119,6 +119,14 @@ class VirtualCluster:
             )
         )
 
+    def ranking(self, nodes: Iterable[int]) -> list[int]:
+        """Return the given nodes that pass for one GPU or replica, the best first."""
+        policy = self.fleet.policy
+        request = GpuRequest(resource=GPU, count=1, strategy=policy.strategy)
+        names = [self.names[node] for node in nodes]
+        decision = decide(self.fleet.snapshot(), request, names, policy, overlays={})
+        return [self.numbers[decision.candidates[at]] for at in decision.order.tolist()]
+
     def choose(self, nodes: Iterable[int], count: int = 1, kin: Kin = ()) -> int | None:
         """Return the best of the given nodes by filter and prioritize, None if none passes.
 

@@ -5,8 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import forecasts, picks
-from bench.forecasts import HOUR, LAST_HOURS, PERFECT, TIME_OF_DAY, WANTED, Forecast, Series, judge
+from bench import picks
+from bench.forecasts import (
+    HOUR,
+    LAST_HOURS,
+    OURS,
+    OUTSIDE,
+    PERFECT,
+    TIME_OF_DAY,
+    WANTED,
+    Forecast,
+    Series,
+    judge,
+)
 
 
 def test_untrained_forecast_ranks_by_mean_and_standard_deviation() -> None:
@@ -36,7 +47,7 @@ def test_a_daily_rhythm_is_learned() -> None:
     hours, peak = np.arange(72 * HOUR)[:, None] / HOUR, 24 * draws.random(60)
     busy = 0.3 + 0.25 * np.cos((hours - peak) * 2 * np.pi / 24) + 0.02 * draws.random(60)
 
-    found = judge(Series(busy), 1, 48 * HOUR)
+    found = judge(Series(busy), 48 * HOUR, picks.Fleet(60))
 
     gap = {name: found[name] - found[PERFECT] for name in (WANTED, LAST_HOURS, TIME_OF_DAY)}
     assert gap[TIME_OF_DAY] < gap[LAST_HOURS] < gap[WANTED]
@@ -48,7 +59,18 @@ def test_given_series_are_judged_by_the_same_rule(
     file = tmp_path / "series.csv"
     np.savetxt(file, np.random.default_rng(4).random((5 * HOUR, 12)), delimiter=",")
 
-    status = picks.judge_given(file, 1)
+    status = picks.judge_given(file)
 
     assert status in {0, 1}
-    assert forecasts.TIME_OF_DAY in capsys.readouterr().out
+    assert OURS in capsys.readouterr().out
+
+
+def test_the_extender_picks_the_gpu_that_stays_calm() -> None:
+    busy = np.full((7 * HOUR, 12), 0.3)
+    busy[:, 3] = 0.02
+
+    found = judge(Series(busy), 5 * HOUR, picks.Fleet(12))
+
+    assert found[OURS] == pytest.approx(found[PERFECT])
+    assert found[OURS] < found["random"]
+    assert found[OUTSIDE] == 0
