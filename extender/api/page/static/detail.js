@@ -120,9 +120,10 @@ export class Detail {
       h("h3", {}, nameOf(gpu), h("span", { class: `state ${kind}` }, kind)),
       h("p", { class: "why" }, gpu.why),
       gpu.health && gpu.health !== gpu.why ? h("p", { class: "trouble" }, gpu.health) : null,
-      this.plots(at),
+      this.plots(gpu, at),
       h("dl", { class: "facts" },
         fact("Activity", `${percent(gpu.utilization_latest_ratio)} now, ${percent(gpu.utilization_ratio)} on average`),
+        gpu.utilization_next_hour_ratio === null ? null : fact("Next hour", nextHour(gpu).words),
         fact("Memory", gpu.memory_used_ratio === null ? "unknown" : `${bytes(gpu.memory_used_ratio * gpu.memory_total_bytes)} of ${bytes(gpu.memory_total_bytes)}, ${bytes(gpu.memory_free_bytes)} free`),
         gpu.power_watts !== null ? fact("Power", `${Math.round(gpu.power_watts)} W`) : null,
         gpu.temperature_celsius !== null ? fact("Temperature", `${Math.round(gpu.temperature_celsius)} °C`) : null,
@@ -139,17 +140,23 @@ export class Detail {
         h("tbody", {}, gpu.readings.map((one) => h("tr", {}, h("th", { scope: "row" }, nameOfSignal(one.signal)), h("td", { class: "num" }, inUnit(one.signal, one.value)), h("td", {}, one.source), h("td", { class: "num" }, duration(one.age_seconds)))))));
   }
 
-  plots(at) {
+  plots(gpu, at) {
     if (!this.past) return null;
     const { times, series, source, note } = this.past;
     return h("div", { class: "plots" },
-      plot("activity", times, series.activity?.[at] ?? []), plot("memory", times, series.memory?.[at] ?? []),
+      plot("activity", times, series.activity?.[at] ?? [], nextHour(gpu)), plot("memory", times, series.memory?.[at] ?? []),
       h("p", { class: "muted" }, source === "prometheus" ? "The last hour, from Prometheus" : "The last hour, as far as this extender has run", note ? `. ${note}` : ""));
   }
 
   pods(node) {
     return h("section", {}, h("h3", {}, `Pods with GPUs (${count(node.pods.length)})`), node.pods.length ? h("ul", { class: "pods" }, node.pods.map((pod) => h("li", {}, pod))) : h("p", { class: "muted" }, "none"));
   }
+}
+
+/** Return the expected activity of the next hour with its interval, in ratios and words; null if it is unknown. */
+function nextHour(gpu) {
+  const { utilization_next_hour_ratio: about, utilization_next_hour_low_ratio: low, utilization_next_hour_high_ratio: high } = gpu;
+  return about === null ? null : { low, high, words: `about ${percent(about)} (${Math.round(low * 100)} to ${percent(high)})` };
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));

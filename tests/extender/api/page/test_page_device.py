@@ -1,7 +1,7 @@
 """The texts of a GPU's view and of a decision's line, compared with their numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from playwright.async_api import Browser, Locator, expect
@@ -148,6 +148,39 @@ async def test_the_last_hour_is_plotted_from_prometheus_where_it_reports(browser
         assert line is not None
         assert line.startswith("M0.0 32.5L")
         assert line.endswith("L320.0 11.5")
+
+
+async def test_the_load_expected_in_the_next_hour_is_plotted_for_gpus_with_pods(
+    browser: Browser,
+) -> None:
+    world = World()
+    held = Gpu(busy=0.2, tenants=("team/tenant",))
+    world.add({"node-a": [held, IDLE]})
+    world.add_pod("tenant", "node-a")
+    for busy in (0.6, 0.2, 0.6):
+        world.now += 60.0
+        world.report({"node-a": [replace(held, busy=busy), IDLE]})
+    async with (
+        serving(world, plots=FromPrometheus(world)) as server,
+        looking(browser, server, "?node=node-a&gpu=0") as (page, _),
+    ):
+        detail = page.locator("#detail")
+        # Of six readings two are 60 % and four 20 %.
+        await expect(fact(detail, "Next hour")).to_have_text("about 38 % (33 to 38 %)")
+        await expect(detail.get_by_role("img", name="activity")).to_have_attribute(
+            "aria-label",
+            "activity: now 75 %, at most 75 % in the last hour; next hour: about 38 % (33 to 38 %)",
+        )
+        band = detail.locator(".plots rect.ahead")
+        await expect(band).to_have_count(1)
+        assert await band.get_attribute("x") == "320"
+        assert await band.get_attribute("y") == f"{43 - 42 * (0.88 / 6) ** 0.5:.1f}"
+
+        await detail.get_by_role("button", name="GPU 1").click()
+
+        await expect(fact(detail, "Tenants")).to_have_text("none seen")
+        await expect(detail.locator(".facts dt").filter(has_text="Next hour")).to_have_count(0)
+        await expect(band).to_have_count(0)
 
 
 async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
