@@ -45,6 +45,7 @@ class Grounds:
         left: usable devices or replicas that stay free once the pod is placed.
         idle: number of idle landing devices.
         utilization: mean utilization of the landing devices.
+        next_hour: mean expected utilization of the landing devices in the next hour.
         memory_used: mean ratio of memory in use on the landing devices.
         together: result of `device_sets.side_by_side`.
         stranded: free devices that become useless for the requests seen so far; negative if the pod
@@ -70,6 +71,7 @@ class Grounds:
     left: int
     idle: int
     utilization: float
+    next_hour: float
     memory_used: float
     together: float = 0.0
     stranded: float | None = None
@@ -82,7 +84,7 @@ def reason(grounds: Grounds) -> str:
         >>> reason(Grounds(band=Band.LIKELY, chance=1.0, least=1.0, is_sure=True, is_unknown=False,
         ...     needed=1, room=1.0, unhealthy=0.0, suspicion=0.0, place=None,
         ...     strategy=Strategy.AUTO, is_shared=False, allocatable=8, left=4, idle=5,
-        ...     utilization=0.0, memory_used=0.0))
+        ...     utilization=0.0, next_hour=0.0, memory_used=0.0))
         'certain to get an idle GPU; leaves 4 of 8 usable'
     """
     return BETWEEN.join([_landing(grounds), *_doubts(grounds), _fit(grounds)])
@@ -128,7 +130,9 @@ def _fit(grounds: Grounds) -> str:
         return f"{grounds.idle} idle of {grounds.allocatable}"
     if grounds.is_shared and grounds.strategy is not Strategy.PACK:
         busy, used = _percent(grounds.utilization), _percent(grounds.memory_used)
-        return f"{busy} active, {used} of memory in use"
+        ahead = _percent(grounds.next_hour)
+        expected = "" if ahead == busy else f", {ahead} expected in the next hour"
+        return f"{busy} active{expected}, {used} of memory in use"
     of_all = f"of {grounds.allocatable}{' replicas' if grounds.is_shared else ''}"
     return f"leaves {grounds.left or 'none'} {of_all} usable{_strands(grounds.stranded)}"
 

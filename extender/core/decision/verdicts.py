@@ -394,6 +394,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
     devices, works, working = landing.devices, assessment.works, assessment.working
     used = mean(1.0 - assessment.headroom, works, working)
     busy = mean(assessment.utilization, works, working)
+    ahead = mean(assessment.next_hour, works, working)
     chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
     least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
     together = np.broadcast_to(side_by_side(batch, assessment), len(batch))
@@ -424,6 +425,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
                 left=int(left[at]),
                 idle=int(idle[at]),
                 utilization=float(busy[at]),
+                next_hour=float(ahead[at]),
                 memory_used=float(used[at]),
                 together=float(together[at]),
                 stranded=None if lost is None else float(lost[at]),

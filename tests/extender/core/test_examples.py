@@ -171,6 +171,17 @@ EXAMPLES = {
         b=shared(gpu(utilization=0.1, used=1)),
         first="B",
     ),
+    "forecast": Example(
+        texts=(
+            "1 share",
+            "10 % active for an hour, 80 % for the three before",
+            "14 % active for an hour, 0 % for the three before",
+        ),
+        requested=request(),
+        a=shared(gpu(utilization=0.1, next_hour=0.186, used=1)),
+        b=shared(gpu(utilization=0.14, next_hour=0.118, used=1)),
+        first="B",
+    ),
     "power": Example(
         texts=("1 GPU", "1 free, not active, draws 300 of 400 W", "1 free, at rest"),
         requested=request(),

@@ -397,6 +397,15 @@ def test_in_older_lines_the_busier_of_hour_and_latest_said_idle_or_busy() -> Non
     assert older.snapshot.telemetry.peak.tolist() == [0.6, 0.7]
 
 
+def test_in_older_lines_mean_and_spread_of_the_hour_ordered_gpus() -> None:
+    shown = node(gpu(utilization=0.3), gpu(utilization=0.2))
+    log = written([weighed(snapshot_of({"a": shown}), request(), policy=POLICY)])
+
+    (older,) = decisions_in(re.sub(rb'"next_hour":[^]]+]', b'"spread":[0.4,0.0]', log))
+
+    assert older.snapshot.telemetry.next_hour.tolist() == pytest.approx([0.5, 0.2])
+
+
 def test_a_binding_is_logged() -> None:
     logged = LoggedWorld(World())
     logged.world.add_node("node", 1)
