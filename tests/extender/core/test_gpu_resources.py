@@ -53,6 +53,10 @@ def test_a_pod_with_a_name_longer_than_any_in_kubernetes_is_excessive(
     assert excess_of(pod) == "a name of 321 characters: must be at most 320"
 
 
+def test_a_name_as_long_as_the_longest_in_kubernetes_is_not_excessive() -> None:
+    assert excess_of({"metadata": {"uid": "u" * 320}}) == ""
+
+
 def test_a_resource_with_a_name_longer_than_any_in_kubernetes_is_skipped() -> None:
     limits = {f"nvidia.com/mig-{'1' * 400}": "1", "nvidia.com/mig-1g.5gb": "1"}
 

@@ -168,12 +168,14 @@ def test_the_most_severe_cause_is_reported(values: dict[str, Any], cause: str) -
 
 
 def test_xids_are_described_in_words_where_their_meaning_is_known() -> None:
-    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in (5, 79, 143, 144, 150, 151)}
+    xids = (5, 79, 140, 141, 144, 150, 151)
+    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in xids}
 
     assert described == {
         5: "XID 5",
         79: "XID 79: fallen off the bus",
-        143: "XID 143",
+        140: "XID 140: unrecovered memory error",
+        141: "XID 141",
         144: "XID 144: NVLink error",
         150: "XID 150: NVLink error",
         151: "XID 151",

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.host_resources import HostResources, _scaled_text, requested
+from extender.core.nodes.host_resources import (
+    HostResources,
+    _scaled_text,
+    read_quantities,
+    requested,
+)
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
 from extender.sources.kubernetes.records import reduce_node
@@ -107,3 +112,7 @@ def test_a_text_too_long_for_a_quantity_is_not_kept_in_the_cache() -> None:
 
     assert requested({"spec": {"containers": [container("9" * 1_000_000)]}}) == HostResources()
     assert _scaled_text.cache_info().misses == before
+
+
+def test_the_longest_text_of_a_quantity_counts() -> None:
+    assert read_quantities("5".rjust(64, "0"), None).millicores == 5000

@@ -180,6 +180,10 @@ def test_any_size_is_a_number_of_pods_or_unknown(value: object) -> None:
     assert size is None or 1 <= size <= 100_000
 
 
+def test_the_largest_size_of_a_group_is_a_size() -> None:
+    assert [read_size(text) for text in ("100000", "100001")] == [100_000, None]
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -295,6 +295,7 @@ def test_values_from_before_a_device_was_freed_are_ignored() -> None:
     telemetry = estimated(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
 
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == telemetry.stress[0] == 0.0
+    assert telemetry.memory_free_bytes[0] == 0.0
 
 
 @pytest.mark.parametrize(

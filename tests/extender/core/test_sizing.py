@@ -70,6 +70,7 @@ from extender.core.sizing import Certainty, Measured, propose, texts_in
             "estimated",
         ),
         ("4bit inference of a 13B model", "", 1, 10, True, "estimated"),
+        ("int8 inference", "", 1, 10, True, "guessed"),
         ("serve 1.8 trillion parameters in 8bit", "", 64, 37, False, "estimated"),
         ("serve whisper-large-v3", "", 1, 16, False, "guessed"),
         ("embeddings with a large model", "", 1, 2, True, "guessed"),

@@ -14,6 +14,7 @@ from extender.fleet.allocation import NodeAllocations
 from extender.fleet.fleet import _PIECE_NODES
 from extender.fleet.snapshots import _REFRESH_SECONDS
 from testkit.builders import GPU, request
+from testkit.cards import IDLE
 from testkit.world import World
 from tests.extender.fleet.changes import bulk, columns, node_record
 
@@ -200,3 +201,14 @@ def test_a_pool_with_many_dirty_rows_is_evaluated_from_scratch(
     world.rank(request(1))
 
     assert updated == [5]  # the arrays do not include these yet
+
+
+def test_a_node_has_only_its_own_devices_beside_a_node_with_more() -> None:
+    made = World()
+    made.add({"wide": [IDLE] * 4})
+    made.fleet.snapshot()
+    made.add({"narrow": [IDLE] * 2})
+
+    batch = made.fleet.snapshot().pools[GPU].batch
+
+    assert sorted(batch.present.sum(axis=1).tolist()) == [2, 4]
