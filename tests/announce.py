@@ -13,7 +13,7 @@ ENVIRONMENT: Final = Path(".venv/.dev")
 INSTALL_MINUTES: Final = 1
 START_MINUTES: Final = 1
 CHECK_MINUTES: Final = 4
-REAL_MINUTES: Final = 8
+REAL_MINUTES: Final = 6
 NEIGHBOUR_MINUTES: Final = 8
 """Duration on two cores; `bench/results/make-test.md` has the measurements."""
 
