@@ -72,7 +72,8 @@ class Gpu(Answer):
         utilization_ratio: utilization used for its state, from 0 to 1.
         utilization_latest_ratio: utilization of the latest reading.
         utilization_next_hour_ratio: expected utilization in the next hour, by the last four hours
-            since its pods last changed; null without pods or readings.
+            since its pods last changed; null without pods, or with readings of less than half an
+            hour.
         utilization_next_hour_low_ratio: low end of the interval that holds the mean of the next
             hour in four of five cases.
         utilization_next_hour_high_ratio: high end of this interval.

@@ -295,10 +295,10 @@ class DeviceColumns:
         )
 
     def next_hour_between(self, rows: Rows) -> tuple[Ratios, Ratios]:
-        """Return the interval of each device's forecast, NaN without a forecast."""
+        """Return the interval of each forecast, NaN with less than half an hour of readings."""
         past = self.windows.time_steps(rows)
-        _, count = past.mean(forecast.HOUR)
-        is_known = self.flags["has_tenants"][rows] & (count > 1)
+        has_history = (past.counts > 0).sum(axis=0) >= forecast.HOUR // 2
+        is_known = self.flags["has_tenants"][rows] & has_history
         low, high = forecast.next_hour_between(past)
         return np.where(is_known, low, np.nan), np.where(is_known, high, np.nan)
 

@@ -531,7 +531,7 @@ class DeviceStore:
             columns.restore_foreign_use(index, self._policy.foreign.readings)
 
     def next_hour_between(self, rows: Rows) -> tuple[Ratios, Ratios]:
-        """Return the interval of each device's forecast, NaN without a forecast."""
+        """Return the interval of each device's forecast, as `DeviceColumns.next_hour_between`."""
         return self._columns.next_hour_between(rows)
 
     def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:

@@ -158,23 +158,23 @@ async def test_the_load_expected_in_the_next_hour_is_plotted_for_gpus_with_pods(
     world.add({"node-a": [held, IDLE]})
     world.add_pod("tenant", "node-a")
     for busy in (0.6, 0.2, 0.6):
-        world.now += 60.0
+        world.now += 450.0
         world.report({"node-a": [replace(held, busy=busy), IDLE]})
     async with (
         serving(world, plots=FromPrometheus(world)) as server,
         looking(browser, server, "?node=node-a&gpu=0") as (page, _),
     ):
         detail = page.locator("#detail")
-        # Of six readings two are 60 % and four 20 %.
-        await expect(fact(detail, "Next hour")).to_have_text("about 38 % (33 to 38 %)")
+        # In the last eighth of an hour it was 60 %, in all longer times half 60 and half 20 %.
+        await expect(fact(detail, "Next hour")).to_have_text("about 47 % (40 to 60 %)")
         await expect(detail.get_by_role("img", name="activity")).to_have_attribute(
             "aria-label",
-            "activity: now 75 %, at most 75 % in the last hour; next hour: about 38 % (33 to 38 %)",
+            "activity: now 75 %, at most 75 % in the last hour; next hour: about 47 % (40 to 60 %)",
         )
         band = detail.locator(".plots rect.ahead")
         await expect(band).to_have_count(1)
         assert await band.get_attribute("x") == "320"
-        assert await band.get_attribute("y") == f"{43 - 42 * (0.88 / 6) ** 0.5:.1f}"
+        assert await band.get_attribute("y") == f"{43 - 42 * 0.6:.1f}"
 
         await detail.get_by_role("button", name="GPU 1").click()
 
