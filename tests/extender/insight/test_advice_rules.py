@@ -28,6 +28,7 @@ from extender.insight.advice_rules import (
     Card,
     CardVerdict,
     MemoryVerdict,
+    _compare,
     _quantiles,
     advise,
     fit,
@@ -433,3 +434,18 @@ def test_suggested_memory_is_a_fifth_above_the_use(
 )
 def test_a_memory_request_that_is_little_off_is_right(requested: float, used: float) -> None:
     assert judge_memory(requested * GIB, used * GIB, 80 * GIB) is None
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fitting", "verdict"),
+    [
+        (2, 1, CardVerdict.DO_NOT_SHARE),
+        (2, 2, CardVerdict.KEEP),
+        (4, 2, CardVerdict.FEWER),
+        (2, 4, CardVerdict.MORE),
+    ],
+)
+def test_a_card_keeps_the_replicas_that_fit(
+    replicas: int, fitting: int, verdict: CardVerdict
+) -> None:
+    assert _compare(replicas, fitting) is verdict

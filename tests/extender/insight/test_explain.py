@@ -10,7 +10,8 @@ import pytest
 from extender.core.decision.scoring import Breakdown, Factor, ScorePart
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord, Taint
-from extender.insight.what_if import _NOT_SELECTED
+from extender.core.nodes.node_selection import Selection
+from extender.insight.what_if import _NOT_SELECTED, TAINTED, why_closed
 from testkit.api_requests import decide, get, strict
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
@@ -464,6 +465,16 @@ async def test_taints_keep_out_all_but_pods_that_tolerate_them(
     requested["spec"] |= {"tolerations": [toleration]}  # type: ignore[operator] # a mapping
 
     assert (await foresee(client, requested))["decision"]["node"] == node
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"), [(SHARED, ""), ("nvidia.com/gpu", ""), ("nvidia.com/mig-1g.10gb", TAINTED)]
+)
+def test_a_pod_tolerates_the_taint_of_its_resource(key: str, reason: str) -> None:
+    world = World()
+    world.register_node("node", taints=(Taint(key=key, value="present"),))
+
+    assert why_closed(world.fleet.nodes["node"], SHARED, Selection()) == reason
 
 
 async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> None:

@@ -1,7 +1,6 @@
 """Writer of the decision log: a separate thread with a bounded queue, and complete files."""
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -143,14 +142,15 @@ def test_decisions_beyond_the_write_rate_are_dropped_and_counted(
     assert log.written == _WAITING
 
 
-def test_log_can_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    log = DecisionLogWriter(DecisionLog(path="-"))
+def test_log_can_go_to_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "out").open("w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        log = DecisionLogWriter(DecisionLog(path="-"))
 
-    note(log, 2)
-    log.close()
+        note(log, 2)
+        log.close()
 
-    sys.stdout.flush()
-    assert len(decisions_in(capfdbinary.readouterr().out)) == 2
+        assert len(decisions_in((tmp_path / "out").read_bytes())) == 2
 
 
 def test_a_size_of_less_than_a_mebibyte_is_refused() -> None:
