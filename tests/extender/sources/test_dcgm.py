@@ -20,7 +20,7 @@ from extender.sources.prometheus.dcgm import (
     build_table,
     convert,
 )
-from extender.sources.prometheus.dcgm_devices import DeviceTable, more_severe, xids_of
+from extender.sources.prometheus.dcgm_devices import DeviceTable, more_severe, shares_in, xids_of
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.promql import metric_query
 from extender.sources.prometheus.responses import Row, Rows
@@ -307,3 +307,13 @@ def test_the_growth_of_counters_is_queried(name: str) -> None:
     assert metric_query(metric(name), 'a="b"') == (
         f'max by (UUID, uuid, GPU_I_ID) (rate({name}{{a="b"}}[300s]) > 0)'
     )
+
+
+def test_of_several_shares_of_a_pod_on_a_device_the_largest_counts() -> None:
+    labels = {"UUID": "GPU-1", "Hostname": "node", "exported_pod": "a", "exported_namespace": "ns"}
+    rows: list[Row] = [{"metric": labels, "value": (0.0, used)} for used in ("3", "7", "5")]
+    metric = Metric(name="used", signal=Signal.MEMORY_USED, unit=MetricUnit.BYTES)
+
+    ((_, pod, used),) = shares_in(rows, metric)
+
+    assert (pod, used) == ("ns/a", 7)
