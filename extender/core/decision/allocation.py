@@ -329,8 +329,8 @@ def _with_unseen(
 ) -> PoolRow:
     """Add the devices that the device holders do not show to the row.
 
-    Pods whose devices are already assumed come first, so that a new pod gets other devices: the API
-    gives times in whole seconds, so a new pod may look older. The others follow, oldest first.
+    Pods with assumed devices come first, then the others by age. Age alone does not tell which pod
+    is new, because the API's times are whole seconds.
     """
     closed = closed_slots(row, tenancy.is_out)
     guessed: Guesses = {} if tenancy.guessed is None else tenancy.guessed

@@ -426,7 +426,7 @@ def test_pods_bound_in_the_same_second_are_assumed_on_different_devices(
         assert (sum(used), max(used) - min(used)) == (count, int(count % 4 != 0))
 
 
-def test_new_pods_make_way_for_those_that_a_source_shows() -> None:
+def test_new_pods_are_assumed_on_other_devices_than_those_that_a_source_shows() -> None:
     made = one_node(2, replicas=4)
     pods = [made.bind("a", memory_bytes=5 * GIB), made.bind("b", memory_bytes=60 * GIB)]
     assert made.row().declared_bytes == (5 * GIB, 60 * GIB)
