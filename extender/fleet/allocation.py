@@ -386,8 +386,8 @@ class NodeAllocations:
         before, by_uid = self._guessed.pop(node.name, {}), {pod.uid: pod for pod in pods}
         guessed: Guesses = {key: placed for key, placed in before.items() if key[1] in by_uid}
         rows = self._allocate(node, pods, tenants, guessed)
-        # A mapping soon shows new pods. Until then their devices are assumed anew each time, besides
-        # those of the pods that it shows.
+        # A mapping soon shows new pods. Until then each allocation assumes their devices again,
+        # beside the pods that it shows.
         is_mapped = self._holder_sources.of(node.name).is_known
         kept = {
             key: placed

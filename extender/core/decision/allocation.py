@@ -329,7 +329,7 @@ def _with_unseen(
 ) -> PoolRow:
     """Add the devices that the device holders do not show to the row.
 
-    Pods with assumed devices come first, then the others by age. Age alone does not tell which pod
+    Pods with assumed devices come first, then the others by age. Age alone does not show which pod
     is new, because the API's times are whole seconds.
     """
     closed = closed_slots(row, tenancy.is_out)
