@@ -3,6 +3,7 @@ PYTHON ?= python3
 CACHE ?= $(or $(IDLEGPU_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/idlegpu)
 VENV := .venv
 BIN := $(VENV)/bin
+DEV := $(VENV)/.runtime $(VENV)/.dev
 export IDLEGPU_CACHE := $(CACHE)
 # Where it is set, each of hundreds of processes would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,22 +27,26 @@ python:
 announce-%: python
 	@$(PYTHON) -m tests.announce $*
 
-# What the demo needs; the development tools come on top, for everything else. --no-deps: the lock files
-# name everything, and pip would look for newer releases of what only an extra (coverage[toml]) asks for.
-# --no-compile: Python compiles what it imports; compiling everything takes a third of the time.
-$(VENV)/.runtime: requirements.txt pyproject.toml | python
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python: | python
 	@echo "installing into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+# What the demo needs; the development tools come on top, for everything else. Each lock file has packages
+# that the other has not, so both are installed at once: pip parses long lists, which takes one core.
+# --no-deps: the lock files name everything, and pip would look for newer releases of what only an extra
+# (coverage[toml]) asks for. --no-compile: Python compiles what it imports; compiling everything takes a
+# third of the time.
+$(VENV)/.runtime: requirements.txt pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --require-hashes -r requirements.txt
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+$(VENV)/.dev: requirements-dev.txt | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
 	@touch $@
 
 # One process compiles what all test processes import: at the first run each of them would compile it.
-$(VENV)/.compiled: $(VENV)/.dev
+$(VENV)/.compiled: $(DEV)
 	@$(BIN)/pytest --collect-only -qq >/dev/null || true # `make unit` shows errors
 	@touch $@
 
@@ -58,7 +63,7 @@ test-neighbours: announce-test-neighbours neighbours ## install with kubectl and
 # try few examples here; `make unit` tries all.
 CODE = $(wildcard extender/$(ROOM) $(ROOM)) $(wildcard tests/extender/$(ROOM) tests/$(ROOM))
 
-room: $(VENV)/.dev
+room: $(DEV)
 	@$(if $(strip $(CODE)),,echo "no package or test folder is named $(ROOM)"; exit 2)
 	@$(BIN)/ruff format --check --quiet $(CODE)
 	@$(BIN)/ruff check --quiet $(CODE)
@@ -66,32 +71,32 @@ room: $(VENV)/.dev
 	@$(BIN)/pytest -q -n auto --dist worksteal --hypothesis-profile=quick -m $(UNIT) $(CODE)
 
 # All at once, because the unit tests alone do not keep two cores busy.
-checks: $(VENV)/.dev
+checks: python
 	@$(MAKE) --no-print-directory -j format lint types imports unit
 
-format: $(VENV)/.dev
+format: $(DEV)
 	@$(BIN)/ruff format --check .
 
-lint: $(VENV)/.dev
+lint: $(DEV)
 	@$(BIN)/ruff check .
 
-types: $(VENV)/.dev
+types: $(DEV)
 	@$(BIN)/mypy
 
-imports: $(VENV)/.dev
+imports: $(DEV)
 	@$(BIN)/lint-imports
 
 unit: $(VENV)/.compiled ## tests that need neither a cluster nor a Prometheus
 	@$(BIN)/pytest -n 5 --dist worksteal -m $(UNIT)
 
-coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
+coverage: $(DEV) ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
-tools: $(VENV)/.dev ## build Kubernetes, kubectl, kwok and Prometheus into the cache; get Chromium
+tools: $(DEV) ## build Kubernetes, kubectl, kwok and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m testkit.controlplane.tools
 	@$(BIN)/python -m testkit.page.chromium
 
-neighbour-tools: $(VENV)/.dev ## build helm, kube-controller-manager, Karpenter, cert-manager and others as well
+neighbour-tools: $(DEV) ## build helm, kube-controller-manager, Karpenter, cert-manager and others as well
 	@$(BIN)/python -m testkit.controlplane.tools --neighbours
 
 # Servers written in Go collect garbage less often: tests need their CPU, not their memory.
@@ -122,17 +127,17 @@ e2e-installed: tools ## its scenarios as the manifests say, with the default and
 test-gpu: tools ## the node agent on a machine with an NVIDIA GPU, alone and in a cluster; prints its figures
 	@$(BIN)/pytest -m gpu -s -v tests/agent tests/e2e/test_real_gpu.py
 
-mutants: $(VENV)/.dev ## which small faults the tests of a room let pass (ROOM=core)
+mutants: $(DEV) ## which small faults the tests of a room let pass (ROOM=core)
 	@$(BIN)/python -m tests.mutants $(ROOM)
 
-graph: $(VENV)/.dev ## lines, files, rooms, layers, imports and public names of each program
+graph: $(DEV) ## lines, files, rooms, layers, imports and public names of each program
 	@$(BIN)/python -m tests.graph
 
-pictures: $(VENV)/.dev ## write docs/pictures from the demo's page, with Chromium
+pictures: $(DEV) ## write docs/pictures from the demo's page, with Chromium
 	@$(BIN)/python -m testkit.page.chromium
 	@$(BIN)/python -m tests.pictures
 
-cluster: announce-cluster $(VENV)/.dev ## leave the real control plane, Prometheus, extender and simulated fleet running
+cluster: announce-cluster $(DEV) ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m testkit.controlplane.cluster
 
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
@@ -141,20 +146,20 @@ bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's 
 day: $(VENV)/.runtime ## simulate days with and without idlegpu, in 3 minutes (SEEDS=4); writes bench/results and a picture
 	@$(BIN)/python -m bench.day $(if $(SEEDS),--seeds $(SEEDS))
 
-fuzz: $(VENV)/.dev ## every decoder, guided by coverage, for MINUTES=10; Linux on x86-64 alone
+fuzz: $(DEV) ## every decoder, guided by coverage, for MINUTES=10; Linux on x86-64 alone
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 
 images: ## build the images and push them to REGISTRY=registry.example.com/team; without docker and podman write archives
 	@images/push.sh "$(REGISTRY)"
 
-arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12
+arm64: $(DEV) ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12
 	@$(BIN)/python -m tests.images.arm64
 	@IMAGES_PLATFORM=arm64 $(BIN)/pytest -s -v tests/images/test_trees.py
 
-lock: $(VENV)/.dev ## write the lock files from pyproject.toml
+lock: $(DEV) ## write the lock files from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
-	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml --group dev -o requirements-dev.txt
+	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml --group dev --constraint requirements.txt $$(sed -n 's/^\([a-z][a-z0-9-]*\)==.*/--no-emit-package \1/p' requirements.txt) -o requirements-dev.txt
 	@UV=$(BIN)/uv images/lock.sh
 
 clean: ## remove the virtual environment (the cache of built tools stays)

@@ -43,8 +43,8 @@ SCRAPE_SECONDS: Final = 2.5
 REFRESH_SECONDS: Final = 1.7
 CHURN_SECONDS: Final = 1.0
 JUDGED: Final = "placements are judged"
-SLOW_SECONDS: Final = {JUDGED: SAMPLE_SECONDS + 10.0}
-"""Longest time for a result of rare background work."""
+JUDGED_SECONDS: Final = SAMPLE_SECONDS + 10.0
+"""Longest time until placements are judged, which happens at every sample."""
 NODES_TOUCHED: Final = 100
 NODES_AWAY: Final = 5
 PODS_CHURNED: Final = 50
@@ -68,6 +68,7 @@ WARM_SHARE: Final = 0.4
 """Share of the run after which the decision history is full."""
 END_SHARE: Final = 0.2
 END_SECONDS: Final = 20.0
+POLL_SECONDS: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -125,12 +126,15 @@ def soak(world: World, noise: Connection, seconds: float) -> Phase:
     return phase
 
 
-def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
+def lost(
+    world: World, limit_seconds: float = END_SECONDS, judged_seconds: float = JUDGED_SECONDS
+) -> list[str]:
     """Return the background work that has stopped: each must show a new result.
 
     Args:
         world: the simulated cluster and the extender.
-        limit_seconds: time limit for each result.
+        limit_seconds: time limit for each result but one.
+        judged_seconds: time limit for placements to be judged.
     """
     before, first = world.state(), world.metrics()
     read_at = _read_at(first)
@@ -172,13 +176,18 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         "settings are taken over": is_reloaded,
         "/readyz answers 200": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),
     }
-    stopped = []
-    for what, check in checks.items():
-        try:
-            limit = max(limit_seconds, SLOW_SECONDS.get(what, 0.0))
-            wait_until(check, what, limit, poll_seconds=0.25)
-        except RuntimeError:
-            stopped.append(what)
+    started, stopped = time.monotonic(), list[str]()
+    while checks:
+        checks = {what: check for what, check in checks.items() if not check()}
+        waited = time.monotonic() - started
+        late = [
+            what
+            for what in checks
+            if waited > (judged_seconds if what == JUDGED else limit_seconds)
+        ]
+        stopped += late
+        checks = {what: check for what, check in checks.items() if what not in late}
+        time.sleep(POLL_SECONDS)
     if "Traceback" in world.extender.log.read_text(errors="replace"):
         stopped.append("its log has no traceback")
     return stopped

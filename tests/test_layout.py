@@ -33,6 +33,7 @@ def test_packages_hold_no_code() -> None:
 
 
 def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
+    locked: list[set[str]] = []
     for name in ("requirements.txt", "requirements-dev.txt"):
         text = (ROOT / name).read_text(encoding="utf-8")
         entries = re.split(r"^(?=[^\s#])", text, flags=re.MULTILINE)[1:]
@@ -40,6 +41,9 @@ def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
         pinned = r"[\w.\[\]-]+==\S+ .*--hash=sha256:[0-9a-f]{64}"
         assert [one for one in entries if not re.match(pinned, one, flags=re.DOTALL)] == []
         assert "http" not in text.replace("aiohttp", "").replace("httptools", "")
+        locked.append({one.partition("==")[0] for one in entries})
+
+    assert locked[0] & locked[1] == set()  # two processes of pip install them at once
 
 
 def test_a_wheel_marks_the_client_as_typed(tmp_path: Path) -> None:

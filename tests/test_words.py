@@ -33,9 +33,7 @@ SUFFIXES: Final = {".py", ".md", ".js", ".html", ".css", ".yaml", ".tpl", ".sh",
 NOT_PROSE: Final = ("CHANGELOG.md", "requirements", "bench/data/", "bench/results/", "tests/data/")
 """Records, text of others, and measurements."""
 
-_ANY: Final = re.compile(
-    "|".join(rf"(?<![a-z])(?:{word})(?![a-z])" for word in RETIRED), re.IGNORECASE
-)
+_ANY: Final = re.compile(rf"(?<![a-z])(?:{'|'.join(RETIRED)})(?![a-z])")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -50,9 +48,9 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def retired(text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and word of each retired word, also inside of names."""
-    for number, line in enumerate(text.splitlines(), 1):
-        for found in _ANY.finditer(_CAMEL.sub(" ", line)):
-            yield number, found.group()
+    words = _CAMEL.sub(" ", text).lower()  # faster than a pattern that ignores case
+    for found in _ANY.finditer(words):
+        yield words.count("\n", 0, found.start()) + 1, found.group()
 
 
 def test_no_text_holds_a_retired_word() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.webhook import wire
@@ -30,7 +30,6 @@ def test_the_corpus_is_judged_and_some_of_it_understood(named: tuple[str, Target
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_bodies_near_the_corpus_are_judged(named: tuple[str, Target], data: st.DataObject) -> None:
     name, target = named
     body = bytearray(data.draw(st.sampled_from(BODIES[name])))

@@ -269,9 +269,7 @@ async def test_a_parameter_that_means_nothing_is_400(client: Client, path: str, 
     )
 )
 @settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 async def test_any_parameters_are_answered_or_refused(
     client: Client, query: dict[str, str]

@@ -1,7 +1,7 @@
 """Parts of a score."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from extender.core.decision.evaluation import EvaluationInputs
 from extender.core.decision.scoring import (
@@ -52,7 +52,6 @@ def names(verdict: NodeVerdict) -> list[str]:
     return [part.name for part in verdict.parts]
 
 
-@settings(max_examples=150)
 @given(fleets(), requests())
 def test_the_parts_come_to_the_score(fleet: dict[str, Node], about: GpuRequest) -> None:
     for verdict in verdicts(fleet, about):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.batches import current_batch
@@ -73,7 +73,6 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(OTHERS), st.lists(CHANGE, max_size=15), st.lists(CHANGE, max_size=10))
 def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
     policy: Policy, before: list[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]

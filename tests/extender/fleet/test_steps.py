@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.decision import evaluation
@@ -102,7 +102,6 @@ def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -
 # --- updated snapshots ----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=25))
 def test_an_updated_snapshot_equals_one_from_scratch(changes: Iterable[tuple[str, int]]) -> None:
     world, pods = World(), list[PodRecord]()
@@ -158,7 +157,6 @@ MEANWHILE = ("bind", "end", "add", "remove", "widen", "place", "rank")
 """Changes that count at once, even during a refresh."""
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=15),
     st.lists(st.tuples(st.sampled_from(MEANWHILE), st.integers(0, 20)), max_size=6),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.decision.evaluation import EvaluationInputs
@@ -95,7 +95,6 @@ def test_nothing_is_guessed_with_a_mapping() -> None:
     assert chance == pytest.approx(2 / 3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     cards=st.integers(1, 8),
     held=st.integers(0, 8),

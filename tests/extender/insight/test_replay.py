@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.pod_groups import PodGroup
@@ -48,7 +48,6 @@ def again(log: bytes, *changes: str) -> list[Replayed]:
     return [replay.again(line) for line in decisions_in(log)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_without_changes_every_decision_comes_out_as_it_was_logged(data: st.DataObject) -> None:
     fleet = data.draw(fleets())

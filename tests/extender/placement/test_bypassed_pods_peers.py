@@ -479,7 +479,7 @@ class Chance:
         self.truth.talk(2 * SILENT_SECONDS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.integers(0, 1 << 32))  # a seed makes many choices faster than Hypothesis
 def test_pod_with_requests_is_never_reported(seed: int) -> None:
     chance = Chance(Random(seed))

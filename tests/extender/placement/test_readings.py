@@ -1,7 +1,7 @@
 """Properties of every score, for any readings."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
@@ -19,7 +19,6 @@ ACTIVITIES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     readings=st.lists(st.tuples(st.sampled_from(ACTIVITIES), READABLE), min_size=1, max_size=8),
     which=st.integers(0, 7),

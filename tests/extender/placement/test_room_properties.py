@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
@@ -100,14 +100,12 @@ def cards(draw: st.DrawFn, *, declare: st.SearchStrategy[int | None] = declared)
     return card
 
 
-@settings(max_examples=60, deadline=None)
 @given(cards())
 def test_room_never_exceeds_free_or_undeclared_memory(card: Card) -> None:
     assert card.room() <= SIZE - card.used + 1e-6
     assert card.room() <= max(SIZE - card.declared, 0) + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
 @given(cards(), st.data())
 def test_an_end_makes_no_more_room_than_the_pod_declared_or_held(
     card: Card, data: st.DataObject
@@ -122,7 +120,6 @@ def test_an_end_makes_no_more_room_than_the_pod_declared_or_held(
     assert card.room() <= before + most + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
 @given(cards(declare=st.sampled_from([5, 20, 40])), st.data())
 def test_preemption_agrees_with_filter_after_the_victims_end(
     card: Card, data: st.DataObject
@@ -137,7 +134,6 @@ def test_preemption_agrees_with_filter_after_the_victims_end(
     assert card.fits(gib) is expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([0, 10, 40]), st.data())
 def test_preemption_says_so_of_pods_that_declared_nothing_too(
     foreign: int, data: st.DataObject
@@ -163,7 +159,6 @@ def test_preemption_says_so_of_pods_that_declared_nothing_too(
         assert card.fits(gib) is expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(cards(), st.data())
 def test_a_nomination_alone_changes_nothing(card: Card, data: st.DataObject) -> None:
     gib = data.draw(st.integers(1, SIZE))

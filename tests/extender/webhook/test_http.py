@@ -269,9 +269,7 @@ REQUESTS = st.fixed_dictionaries(
 
 @given(st.sampled_from(VERBS), REQUESTS.map(msgspec.json.encode) | st.binary(max_size=40))
 @settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 async def test_any_body_is_answered_and_never_with_a_fault(
     world: World, verb: str, body: bytes
