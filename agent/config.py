@@ -259,7 +259,7 @@ class Settings(Section):
         )
 
 
-def all_settings() -> dict[tuple[str, ...], Setting]:
+def all_settings() -> Mapping[tuple[str, ...], Setting]:
     """Return the description of every setting by path."""
     return list_settings(Settings, _PREFIX)
 

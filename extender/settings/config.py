@@ -307,7 +307,7 @@ class Settings(Section):
         )
 
 
-def all_settings() -> dict[tuple[str, ...], Setting]:
+def all_settings() -> Mapping[tuple[str, ...], Setting]:
     """Return every setting by path, with its type, default, bounds and description."""
     return list_settings(Settings)
 

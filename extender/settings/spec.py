@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Final, Literal, Union, get_args, get_origin
@@ -103,9 +104,10 @@ def is_secret(name: str) -> bool:
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 
+@cache
 def list_settings(
     model: type[BaseModel], prefix: str = ENVIRONMENT_PREFIX
-) -> dict[tuple[str, ...], Setting]:
+) -> Mapping[tuple[str, ...], Setting]:
     """Return every setting of a model and its sections by path, in the order of the fields.
 
     Args:
