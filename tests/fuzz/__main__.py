@@ -1,11 +1,12 @@
 """Fuzz every decoder, guided by coverage (Atheris): `make fuzz MINUTES=10`.
 
-Each target runs in its own process, starting from the corpus. A body fails if the product raises an
-untyped error, logs a fault, answers nodes outside the request, takes more CPU time than
+Each target runs in its own processes, starting from the corpus. A body fails if the product raises
+an untyped error, logs a fault, answers nodes outside the request, takes more CPU time than
 `MOST_CPU_SECONDS`, or more memory than `MOST_MIB`. Failed bodies are stored in `.fuzz/`.
 """
 
 import argparse
+import math
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tests.fuzz.targets import NAMES
 HANGS_SECONDS: Final = 600
 """Timeout by the wall clock, long because of busy machines; the judge limits CPU time."""
 MOST_MIB: Final = 1024
+BODIES_PER_PROCESS: Final = 5_000
 LONGEST_BODY: Final = 16384
 FAILED: Final = Path(".fuzz")
 _STAT: Final = re.compile(r"stat::(\w+):\s+(\d+)")
@@ -57,31 +59,56 @@ class Run:
     output: str
 
 
-def fuzz(target: str, limits: Sequence[str]) -> Run:
-    """Fuzz one target until libFuzzer's limits are reached."""
+def fuzz(target: str, *, seconds: float = math.inf, bodies: float = math.inf) -> Run:
+    """Fuzz one target for a time or a number of bodies.
+
+    Several processes do it one after another, each with the bodies that the ones before it found:
+    Atheris itself takes more memory with each body.
+    """
     FAILED.mkdir(exist_ok=True)
+    rounds: list[Run] = []
     with tempfile.TemporaryDirectory() as folder:
         for at, body in enumerate(corpus()[target]):
             Path(folder, f"{at:03}").write_bytes(body)
-        options = [
-            f"-artifact_prefix={FAILED}/{target}-",
-            f"-timeout={HANGS_SECONDS}",
-            f"-rss_limit_mb={MOST_MIB}",
-            f"-max_len={LONGEST_BODY}",
-            "-print_final_stats=1",
-            *limits,
-            folder,
-        ]
-        command = [sys.executable, "-m", "tests.fuzz.one", target, *options]
-        started = time.monotonic()
-        done = subprocess.run(leashed(command), capture_output=True, text=True, check=False)
-        seconds = time.monotonic() - started
+        while not (rounds and rounds[-1].failed):
+            seconds_left = seconds - sum(run.seconds for run in rounds)
+            bodies_left = bodies - sum(run.bodies for run in rounds)
+            if min(seconds_left, bodies_left) < 1:
+                break
+            limits = [f"-runs={min(BODIES_PER_PROCESS, bodies_left)}"]
+            if seconds_left < math.inf:
+                limits.append(f"-max_total_time={round(seconds_left)}")
+            rounds.append(_fuzz_in_one_process(target, [*limits, folder]))
+    return Run(
+        target=target,
+        bodies=sum(run.bodies for run in rounds),
+        seconds=sum(run.seconds for run in rounds),
+        covered=max(run.covered for run in rounds),
+        slowest_seconds=max(run.slowest_seconds for run in rounds),
+        peak_mib=max(run.peak_mib for run in rounds),
+        failed=rounds[-1].failed,
+        output=rounds[-1].output,
+    )
+
+
+def _fuzz_in_one_process(target: str, limits: Sequence[str]) -> Run:
+    options = [
+        f"-artifact_prefix={FAILED}/{target}-",
+        f"-timeout={HANGS_SECONDS}",
+        f"-rss_limit_mb={MOST_MIB}",
+        f"-max_len={LONGEST_BODY}",
+        "-print_final_stats=1",
+        *limits,
+    ]
+    command = [sys.executable, "-m", "tests.fuzz.one", target, *options]
+    started = time.monotonic()
+    done = subprocess.run(leashed(command), capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     stats = {name: int(value) for name, value in _STAT.findall(output)}
     return Run(
         target=target,
         bodies=stats.get("number_of_executed_units", 0),
-        seconds=seconds,
+        seconds=time.monotonic() - started,
         covered=max(map(int, _COVERED.findall(output)), default=0),
         slowest_seconds=stats.get("slowest_unit_time_sec", 0),
         peak_mib=stats.get("peak_rss_mb", 0),
@@ -135,12 +162,12 @@ def main() -> int:
     if find_spec("atheris") is None:
         sys.stdout.write("fuzz: Atheris is there for Python 3.11 to 3.14 on Linux x86-64 alone\n")
         return 1
-    limits = [f"-max_total_time={max(1, round(60 * arguments.minutes / len(names)))}"]
-    if arguments.bodies:
-        limits = [f"-runs={-(-arguments.bodies // len(names))}"]
     runs = []
     for name in names:
-        run = fuzz(name, limits)
+        if arguments.bodies:
+            run = fuzz(name, bodies=-(-arguments.bodies // len(names)))
+        else:
+            run = fuzz(name, seconds=max(1.0, 60 * arguments.minutes / len(names)))
         runs.append(run)
         sys.stdout.write(f"{name:22} {run.bodies:9,} bodies in {run.seconds:5.0f} s\n")
         if run.failed:
