@@ -35,8 +35,12 @@ def fetch_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
 
     if not url.startswith(("http://", "https://")):
         raise AgentError(f"{url}: must start with http:// or https://")
-    if "/" not in url.partition("://")[2].rstrip("/"):
-        url = url.rstrip("/") + REPORT_PATH
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    if host.count(":") > 1 and "[" not in host:  # $(HOST_IP) has no brackets, even with IPv6
+        address, _, port = host.rpartition(":")
+        host = f"[{address}]:{port}"
+    url = f"{scheme}://{host}{'/' + path if path else REPORT_PATH}"
     try:
         with urlopen(  # noqa: S310 - the scheme is checked
             Request(url, headers={"Accept": "application/json"}),  # noqa: S310 - likewise

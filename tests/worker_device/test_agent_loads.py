@@ -1,6 +1,7 @@
 """Loads of devices from the agent's report."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -122,6 +123,14 @@ def test_the_report_is_fetched_from_its_usual_path(agent: ThreadingHTTPServer, p
     loads = fetch_loads(f"http://127.0.0.1:{agent.server_port}{path}", 60)
 
     assert loads[uuid(0)] == Load(utilization_ratio=0.9, memory_used_ratio=0.5)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_may_lack_brackets(host: str) -> None:
+    reached = re.escape(f"http://[::1]:1{REPORT_PATH}: <urlopen error")
+
+    with pytest.raises(AgentError, match=reached):
+        fetch_loads(f"http://{host}:1", 60)
 
 
 @pytest.mark.parametrize("path", ["/other", "/other/"])

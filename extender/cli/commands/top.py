@@ -113,8 +113,8 @@ def _head(gpus: list[Gpu]) -> Text:
     now = datetime.now().astimezone()
     instances = sum(bool(gpu.mig_profile) for gpu in gpus)
     whole = len(gpus) - instances
-    named = f"{whole} GPU" if whole == 1 else f"{whole} GPUs"
-    also = f", {instances} MIG instances" if instances else ""
+    named = f"{whole} GPU{'' if whole == 1 else 's'}"
+    also = f", {instances} MIG instance{'' if instances == 1 else 's'}" if instances else ""
     head = Text(f"{now:%H:%M:%S}  {named}{also}, {mean} busy on average:")
     for state in STATES:
         if states[state]:
