@@ -145,15 +145,19 @@ class PodGroups:
         if size == 1:
             return None
         counts = sorted((*members.counts, request.count))
-        more = (size - known) * request.count
-        is_judged = request.group_policy is GroupPolicy.REQUIRE and members.are_alike
+        missing = size - known  # they do not exist yet
+        is_judged = (
+            request.group_policy is GroupPolicy.REQUIRE
+            and members.are_alike
+            and not (known == 1 and group.has_leader)
+        )
         declared = stated if is_judged else None
         return GroupNeed(
             name=group.title,
             size=size,
             placed=members.placed,
-            rest=members.waiting + request.count + more,
-            total=None if declared is None else sum(counts[:declared]) + more,
+            rest=members.waiting + request.count + missing * request.count,
+            total=None if declared is None else sum(counts[:declared]) + missing * counts[0],
             is_uniform=counts[0] == counts[-1],
             topology=self._topology(pool, nodes, policy.group_topology),
             may_go=None if declared is None else self._may_go_to(pool, uid, request, nodes),

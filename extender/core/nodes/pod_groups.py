@@ -27,6 +27,7 @@ COSCHEDULING: Final = "coscheduling group"
 VOLCANO: Final = "Volcano group"
 JOB_SET: Final = "JobSet"
 WORKLOAD: Final = "Workload"
+LEADER_WORKER_SET: Final = "LeaderWorkerSet"
 
 _LWS: Final = "leaderworkerset.sigs.k8s.io/"
 _JOBSET: Final = "jobset.sigs.k8s.io/"
@@ -64,6 +65,11 @@ class PodGroup:
     def is_reverted(self) -> bool:
         """Whether kube-scheduler reverts the placements of all pods if some find no node."""
         return self.kind == POD_GROUP
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether the first pod may request other GPUs than the later ones."""
+        return self.kind == LEADER_WORKER_SET
 
     @property
     def title(self) -> str:
@@ -142,7 +148,7 @@ def _labelled(
     """Return kind, name and size of the first group that labels or annotations name."""
     replica = text_of(labels.get(f"{_LWS}group-index"))
     if (lws := text_of(labels.get(f"{_LWS}name"))) and replica:
-        return "LeaderWorkerSet", f"{lws}-{replica}", _lws_size(labels, annotations)
+        return LEADER_WORKER_SET, f"{lws}-{replica}", _lws_size(labels, annotations)
     if name := text_of(labels.get(_COSCHEDULING_LABEL) or labels.get(_OLD_COSCHEDULING)):
         return COSCHEDULING, name, None
     if name := text_of(labels.get(f"{_OLD_COSCHEDULING}/name")):
@@ -204,7 +210,7 @@ value."""
 
 _OWNER_NAME_LABELS: Final[Mapping[str, tuple[str, str]]] = {
     "Job": ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
-    "StatefulSet": ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
+    "StatefulSet": ("leaderworkerset.sigs.k8s.io/name", LEADER_WORKER_SET),
 }
 """By a controller's kind: the pod label with the name of the controller's owner, and the owner's
 kind."""

@@ -9,7 +9,7 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupNeed
 from extender.core.nodes.inventory import Taint
 from extender.core.nodes.node_selection import Selection
-from extender.core.nodes.pod_groups import POD_GROUP, PodGroup
+from extender.core.nodes.pod_groups import LEADER_WORKER_SET, POD_GROUP, PodGroup
 from extender.core.policy import GroupPolicy, Policy
 from extender.core.request.annotations import _parse_targets
 from extender.core.request.request import GpuRequest
@@ -128,6 +128,35 @@ def test_a_size_that_the_pod_says_counts_pods_that_do_not_exist_yet() -> None:
 
     assert found is not None
     assert (found.size, found.rest, found.total) == (4, 4, 4)
+
+
+def test_pods_that_do_not_exist_yet_count_with_the_fewest_gpus_of_any_known_pod() -> None:
+    made = world({"a": "1", "b": "1"})
+    waiting(made, "p-0", "p-1")
+
+    found = need(made, "p-0", requested(4, count=2))
+
+    assert found is not None
+    assert (found.size, found.rest, found.total) == (4, 2 + 1 + 2 * 2, 2 + 1 + 2 * 1)
+
+
+def test_a_leader_is_not_refused_because_of_workers_that_do_not_exist() -> None:
+    made = world({"a": "1", "b": "1"})
+    replica = PodGroup(LEADER_WORKER_SET, "ns", "serve-0", size=3)
+    leader, worker = request(count=2, group=replica), request(count=1, group=replica)
+    made.add_waiting("leader", "ns", resources={GPU: 2}, group=replica)
+
+    alone = need(made, "leader", leader)
+    for name in ("worker-1", "worker-2"):
+        made.add_waiting(name, "ns", resources={GPU: 1}, group=replica)
+    complete, of_worker = need(made, "leader", leader), need(made, "worker-1", worker)
+
+    assert alone is not None
+    assert complete is not None
+    assert of_worker is not None
+    assert (alone.rest, alone.total) == (6, None)
+    assert (complete.rest, complete.total) == (4, 4)
+    assert of_worker.total == 4
 
 
 def test_a_group_larger_than_it_has_to_be_needs_its_smallest_pods_only() -> None:
