@@ -110,7 +110,7 @@ class NodeAllocations:
         self._unattributed_ends = UnattributedEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
-        self._departures = Departures(store, self._rows, self._held, pod_memory.last)
+        self._departures = Departures(store, self._rows, self._held, self._guessed, pod_memory.last)
         self.sharing = ShareEvidence(store)
         self.similar_pods = SimilarPods()
         self.surplus: list[int] = []
@@ -282,12 +282,12 @@ class NodeAllocations:
         if pod.node not in self._nodes:  # removed before its pods, as by an autoscaler
             return
         self._ended.setdefault(pod.node, {})[pod.key] = at
-        current, guessed = self.tenants_on(pod.node), self._guessed.get(pod.node, {})
+        current = self.tenants_on(pod.node)
         if not has_others:
             self._record_use([pod], current)
         shown = [row for row, tenants in current.items() if pod.key in tenants]
         if shown:
-            self._departures.end_on(pod, shown, at, current, guessed)
+            self._departures.end_on(pod, shown, at, current)
             return
         rows = self._rows.get(pod.node, {})
         unheld = {
@@ -298,7 +298,7 @@ class NodeAllocations:
         is_foreign = self._store.is_foreign
         if self._holder_sources.of(pod.node).is_known or not has_others:
             any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
-            self._departures.end_on(pod, any_of, at, current, guessed)
+            self._departures.end_on(pod, any_of, at, current)
             return
         kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
         for resource, slots in unheld.items():

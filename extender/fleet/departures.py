@@ -179,6 +179,7 @@ class Departures:
     Args:
         rows: latest rows by node and resource.
         held: devices that each pod is known to hold, by node and pod UID.
+        guessed: shares that pods are assumed to hold, by node.
         last_used: returns the memory that a pod (UID) was last seen to use on a device, None if
             unknown.
     """
@@ -188,11 +189,13 @@ class Departures:
         store: DeviceStore,
         rows: Mapping[str, Mapping[str, PoolRow]],
         held: Mapping[str, Mapping[str, tuple[int, ...]]],
+        guessed: Mapping[str, Guesses],
         last_used: Callable[[str, DeviceKey], int | None],
     ) -> None:
         self._store = store
         self._rows = rows
         self._held = held
+        self._guessed = guessed
         self._ended_pods: dict[str, dict[str, _EndedPod]] = {}
         self._last_used = last_used
 
@@ -224,12 +227,7 @@ class Departures:
         return (pod.memory_bytes or 0) * self._shares(pod, row)
 
     def end_on(
-        self,
-        pod: PodRecord,
-        slots: Iterable[int],
-        at: float,
-        tenants: TenantsByRow,
-        guessed: Guesses,
+        self, pod: PodRecord, slots: Iterable[int], at: float, tenants: TenantsByRow
     ) -> None:
         """Release the devices that a pod held, or may have held.
 
@@ -241,14 +239,13 @@ class Departures:
             slots: the devices.
             at: when it ended, seconds since the epoch.
             tenants: pods that are known to hold each device.
-            guessed: shares that pods of its node are assumed to hold.
         """
         rows = [row for row in self._rows.get(pod.node, {}).values() if row.is_shared]
         freed, shared, staying = [], [], []
         for slot in slots:
             shown = tenants.get(slot, ())
             used = (row.used[row.slots.index(slot)] for row in rows if slot in row.slots)
-            own = _assumed_shares(pod, slot, guessed)
+            own = self.assumed_shares(pod, slot)
             own += self._shares(pod, slot) if pod.key in shown else 0
             count = max(len(shown), 1 + max(used, default=0) - own)
             if count == 1:
@@ -260,11 +257,23 @@ class Departures:
         # The pod's own part of the load is unknown: assume an even share.
         self.end(pod, shared, at, staying=np.array(staying))
 
+    def assumed_shares(self, pod: PodRecord, row: int, *, is_lasting: bool = False) -> int:
+        """Return the number of shares of a device that a pod is assumed to hold.
+
+        Args:
+            is_lasting: whether to leave out shares that only ended init containers requested.
+        """
+        return sum(
+            placed[slots.index(row)]
+            for (slots, uid, is_idle), placed in self._guessed.get(pod.node, {}).items()
+            if uid == pod.uid and row in slots and not (is_idle and is_lasting)
+        )
+
     def _shares(self, pod: PodRecord, row: int) -> int:
-        """Return the number of shares of a device that a pod holds."""
+        """Return the number of shares of a device that a pod holds, or is assumed to hold."""
         rows = self._held.get(pod.node, {}).get(pod.uid, ())
         if row not in rows:
-            return 1
+            return max(self.assumed_shares(pod, row, is_lasting=True), 1)
         lasting = pod.resources if pod.lasting is None else pod.lasting
         return shares_of(sum(lasting.values()), len(rows))[rows.index(row)]
 
@@ -483,15 +492,6 @@ class Departures:
         if count >= len(candidates):
             return candidates
         return sorted(candidates, key=lambda at: -self._release_of_last(row.slots[at]).used)[:count]
-
-
-def _assumed_shares(pod: PodRecord, slot: int, guessed: Guesses) -> int:
-    """Return the number of shares of a device that a pod is assumed to hold."""
-    return sum(
-        placed[slots.index(slot)]
-        for (slots, uid, _), placed in guessed.items()
-        if uid == pod.uid and slot in slots
-    )
 
 
 def count_unreported(

@@ -62,6 +62,26 @@ def test_ended_pod_counts_as_room_for_the_nominated_pod(is_mapped: bool) -> None
     assert nominated(world, 50) == REFUSED
 
 
+@pytest.mark.parametrize("declared", [20, None])
+def test_shares_that_no_source_shows_count_as_room_for_the_nominated_pod_after_their_end(
+    declared: int | None,
+) -> None:
+    world = sliced()
+    world.is_mapped = False
+    world.bind("stays", memory_bytes=int(20 * GIB))
+    memory = None if declared is None else int(declared * GIB)
+    victim = world.bind("victim", count=2, memory_bytes=memory)
+    use(world, 60, LATER)
+    assert most_without(world, victim) == 60
+
+    world.clock.now += 5
+    world.end(victim)
+
+    assert refused(world, 60) == REFUSED
+    assert not nominated(world, 60)
+    assert nominated(world, 61) == REFUSED
+
+
 def test_memory_that_another_pod_takes_after_an_end_is_not_released() -> None:
     world = sliced()
     tenant(world, "stays", 20)
