@@ -303,10 +303,11 @@ class NodeAllocations:
         kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
         for resource, slots in unheld.items():
             own = [slot for slot in slots if not is_foreign(slot)]
-            if rows[resource].is_shared and len(rows[resource].slots) == 1:  # it held this one
-                self._departures.end(pod, slots, at, staying=np.full(len(slots), kept))
-            elif rows[resource].is_shared:
-                self._store.restart_history(own, at, is_freed=False, held_since=-inf, staying=kept)
+            if rows[resource].is_shared:
+                assumed = [slot for slot in slots if self._departures.assumed_shares(pod, slot)]
+                self._departures.end(pod, assumed, at, staying=np.full(len(assumed), kept))
+                rest = [slot for slot in own if slot not in assumed]
+                self._store.restart_history(rest, at, is_freed=False, held_since=-inf, staying=kept)
             elif resource in pod.resources:
                 self._unattributed_ends.note(pod, resource, slots, at)
             else:

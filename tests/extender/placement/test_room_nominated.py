@@ -63,15 +63,18 @@ def test_ended_pod_counts_as_room_for_the_nominated_pod(is_mapped: bool) -> None
 
 
 @pytest.mark.parametrize("declared", [20, None])
+@pytest.mark.parametrize("cards", [1, 2])
 def test_shares_that_no_source_shows_count_as_room_for_the_nominated_pod_after_their_end(
-    declared: int | None,
+    cards: int, declared: int | None
 ) -> None:
-    world = sliced()
+    world = sliced(cards)
     world.is_mapped = False
-    world.bind("stays", memory_bytes=int(20 * GIB))
+    for index in range(cards):
+        world.bind(f"stays-{index}", memory_bytes=int(20 * GIB))
     memory = None if declared is None else int(declared * GIB)
     victim = world.bind("victim", count=2, memory_bytes=memory)
-    use(world, 60, LATER)
+    for index in range(cards):
+        use(world, 20 + 40 / cards, LATER, index)
     assert most_without(world, victim) == 60
 
     world.clock.now += 5
