@@ -390,10 +390,12 @@ class NodeAllocations:
         # A mapping soon shows new pods. Until then each allocation assumes their devices again,
         # beside the pods that it shows.
         is_mapped = self._holder_sources.of(node.name).is_known
+        current = {row.slots for row in rows.values()}
         kept = {
             key: placed
             for key, placed in guessed.items()
-            if not is_mapped or all(self._is_measured(by_uid[key[1]], slot) for slot in key[0])
+            if key[0] in current
+            and (not is_mapped or all(self._is_measured(by_uid[key[1]], slot) for slot in key[0]))
         }
         if kept:
             self._guessed[node.name] = kept

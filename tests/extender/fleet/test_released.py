@@ -116,6 +116,24 @@ def test_an_ended_pod_of_an_unknown_share_held_the_device_that_it_was_assumed_on
     assert leaving.released_bytes == released
 
 
+def test_an_ended_pod_of_an_unknown_share_held_one_device_when_another_was_shown_later() -> None:
+    world = World()
+    world.add_node(cards=2, replicas=4)
+    world.is_mapped = world.card(index=0).is_shown = False
+    world.read()
+    leaver, *_ = (world.bind(name, memory_bytes=int(20 * GIB)) for name in "abcd")
+    world.card(index=0).is_shown = True
+    uses(world, 40 * GIB)
+    world.card(index=1).values.update(world.card(index=0).values)
+    world.read_after(600)
+
+    world.end(leaver)
+
+    leaving = world.row().leaving
+    assert leaving is not None
+    assert sorted(leaving.released_bytes) == [0.0, 20 * GIB]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_whole_devices_of_an_unshown_pod_are_the_fullest_ones(count: int) -> None:
     world = one_node(4)
