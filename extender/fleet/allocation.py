@@ -272,8 +272,9 @@ class NodeAllocations:
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
         """Release the devices of an ended pod; earlier readings then count for no pod.
 
-        If it is unknown which devices the pod held, it may have held any device that no other pod
-        is known to hold, except devices with foreign use from before the pod.
+        If it is unknown which devices the pod held, it may have held those that it was assumed on,
+        and any device that no other pod is known to hold, except devices with foreign use from
+        before the pod.
 
         Args:
             at: when it ended, seconds since the epoch.
@@ -289,24 +290,24 @@ class NodeAllocations:
         if shown:
             self._departures.end_on(pod, shown, at, current)
             return
-        rows = self._rows.get(pod.node, {})
-        unheld = {
-            resource: [slot for slot in row.slots if not current.get(slot)]
+        rows, assumed = self._rows.get(pod.node, {}), self._departures.assumed_shares
+        likely = {
+            resource: [slot for slot in row.slots if not current.get(slot) or assumed(pod, slot)]
             for resource, row in rows.items()
             if may_hold(pod, resource, rows)
         }
         is_foreign = self._store.is_foreign
         if self._holder_sources.of(pod.node).is_known or not has_others:
-            any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
+            any_of = [slot for slot in chain.from_iterable(likely.values()) if not is_foreign(slot)]
             self._departures.end_on(pod, any_of, at, current)
             return
         kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
-        for resource, slots in unheld.items():
+        for resource, slots in likely.items():
             own = [slot for slot in slots if not is_foreign(slot)]
             if rows[resource].is_shared:
-                assumed = [slot for slot in slots if self._departures.assumed_shares(pod, slot)]
-                self._departures.end(pod, assumed, at, staying=np.full(len(assumed), kept))
-                rest = [slot for slot in own if slot not in assumed]
+                held = [slot for slot in slots if assumed(pod, slot)]
+                self._departures.end(pod, held, at, staying=np.full(len(held), kept))
+                rest = [slot for slot in own if slot not in held]
                 self._store.restart_history(rest, at, is_freed=False, held_since=-inf, staying=kept)
             elif resource in pod.resources:
                 self._unattributed_ends.note(pod, resource, slots, at)

@@ -62,6 +62,25 @@ def test_ended_pod_counts_as_room_for_the_nominated_pod(is_mapped: bool) -> None
     assert nominated(world, 50) == REFUSED
 
 
+@pytest.mark.parametrize("declared", [40, None])
+def test_pod_that_a_source_hides_counts_as_room_for_the_nominated_pod_after_its_end(
+    declared: int | None,
+) -> None:
+    world = sliced()
+    tenant(world, "shown", 20)
+    memory = None if declared is None else int(declared * GIB)
+    victim = world.bind("hidden", memory_bytes=memory)
+    use(world, 60, LATER)
+    assert most_without(world, victim) == 60
+
+    world.clock.now += 5
+    world.end(victim)
+
+    assert refused(world, 60) == REFUSED
+    assert not nominated(world, 60)
+    assert nominated(world, 61) == REFUSED
+
+
 @pytest.mark.parametrize("declared", [20, None])
 @pytest.mark.parametrize("cards", [1, 2])
 def test_shares_that_no_source_shows_count_as_room_for_the_nominated_pod_after_their_end(
