@@ -35,7 +35,7 @@ _LEAST: Final = 0.005
 def next_hour(steps: TimeSteps) -> Ratios:
     """Return the expected load of each device."""
     logarithms = np.log(_root_mean_squares(steps) + _LEAST).sum(axis=0, dtype=np.float64)
-    return np.asarray(np.minimum(np.exp(logarithms / len(_WINDOWS)) - _LEAST, 1.0))
+    return np.asarray(np.clip(np.exp(logarithms / len(_WINDOWS)) - _LEAST, 0.0, 1.0))
 
 
 def next_hour_between(steps: TimeSteps) -> tuple[Ratios, Ratios]:

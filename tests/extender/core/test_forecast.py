@@ -37,6 +37,10 @@ def test_an_even_load_goes_on(load: float, steps: int) -> None:
     assert between(*[load] * steps) == pytest.approx((load, load))
 
 
+def test_a_device_at_rest_for_four_hours_stays_at_rest() -> None:
+    assert expected(*[0.0] * 32) == 0.0
+
+
 def test_a_device_without_bursts_for_four_hours_comes_before_one_without_them_for_an_hour() -> None:
     assert expected(*[0.01] * 32) < expected(*[0.01] * 8) < expected(*[0.05] * 32)
 
