@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from enum import IntEnum
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from math import inf
 from zlib import crc32
 
@@ -396,7 +396,7 @@ class NodeAllocations:
             key: placed
             for key, placed in guessed.items()
             if key[0] in current
-            and (not is_mapped or all(self._is_measured(by_uid[key[1]], slot) for slot in key[0]))
+            and (not is_mapped or self._is_measured(by_uid[key[1]], *compress(key[0], placed)))
         }
         if kept:
             self._guessed[node.name] = kept
@@ -481,12 +481,14 @@ class NodeAllocations:
                 used, _, foreign = self._store.occupancy(slot)
                 self.similar_pods.note(by_key[on_it[0]], int(used - foreign))
 
-    def _is_measured(self, pod: PodRecord, row: int) -> bool:
-        """Return whether the readings of a device cover the whole use of a pod on it."""
-        started_at, reported_at = self._clocks.started_at(pod), self._store.reported_at(row)
-        if started_at is None or reported_at is None:
+    def _is_measured(self, pod: PodRecord, *rows: int) -> bool:
+        """Return whether the readings of devices cover the whole use of a pod on them."""
+        started_at = self._clocks.started_at(pod)
+        times = [self._store.reported_at(row) for row in rows]
+        if started_at is None:
             return False
-        return reported_at >= started_at + self._policy.assumed.warm_up_seconds
+        since = started_at + self._policy.assumed.warm_up_seconds
+        return all(at is not None and at >= since for at in times)
 
     def expire_loading(self, now: float) -> set[str]:
         """Return the nodes whose pods have had enough time to load."""

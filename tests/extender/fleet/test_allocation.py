@@ -394,12 +394,14 @@ def test_without_a_mapping_a_pods_end_makes_no_use_foreign_at_once() -> None:
     assert rejected(made.rank()) == {"node": Code.FOREIGN_USE}
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_pods_that_no_source_shows_stay_where_they_are_when_another_ends(
-    *, is_mapped: bool
+    *, is_mapped: bool, is_silent: bool
 ) -> None:
     made = one_node(2, replicas=4)
     made.is_mapped = is_mapped
+    made.card(index=1).is_shown = not is_silent
     pods = []
     for name, gib in (("a", 5), ("b", 60), ("c", 5)):
         made.now += 1
