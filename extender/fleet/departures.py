@@ -263,10 +263,12 @@ class Departures:
         Args:
             is_lasting: whether to leave out shares that only ended init containers requested.
         """
+        guessed = self._guessed.get(pod.node, {})
         return sum(
             placed[slots.index(row)]
-            for (slots, uid, is_idle), placed in self._guessed.get(pod.node, {}).items()
-            if uid == pod.uid and row in slots and not (is_idle and is_lasting)
+            for slots in {one.slots for one in self._rows.get(pod.node, {}).values()}
+            for is_idle in ((False,) if is_lasting else (False, True))
+            if row in slots and (placed := guessed.get((slots, pod.uid, is_idle)))
         )
 
     def _shares(self, pod: PodRecord, row: int) -> int:
