@@ -116,6 +116,21 @@ def test_an_ended_pod_of_an_unknown_share_held_the_device_that_it_was_assumed_on
     assert leaving.released_bytes == released
 
 
+def test_shares_of_init_containers_that_no_source_shows_release_no_memory() -> None:
+    world = one_node(1, replicas=4)
+    world.is_mapped = False
+    leaver = world.bind("leaver", count=3, lasting={GPU: 1}, memory_bytes=int(20 * GIB))
+    world.bind("stays", memory_bytes=int(30 * GIB))
+    uses(world, 50 * GIB)
+    world.read_after(600)
+
+    world.end(leaver)
+
+    leaving = world.row().leaving
+    assert leaving is not None
+    assert leaving.released_bytes == (20 * GIB,)
+
+
 def test_an_ended_pod_of_an_unknown_share_held_one_device_when_another_was_shown_later() -> None:
     world = World()
     world.add_node(cards=2, replicas=4)
