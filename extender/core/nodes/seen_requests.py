@@ -17,8 +17,9 @@ they are 87 % of all pods."""
 _MAX_RESOURCES: Final = 32
 """Maximum number of resources, least recently requested dropped first."""
 
-_HALF_LIFE: Final = 1000.0
-"""A request counts half after this many further requests."""
+_HALF_LIFE: Final = 4000.0
+"""A request counts half after this many further requests. On a public trace with many fractions of
+GPUs, 1,000 leave a sixth of a percent of all GPUs more unallocated."""
 
 _LEAST: Final = 8.0
 """Minimum number of requests before they count."""
