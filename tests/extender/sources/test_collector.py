@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from extender.core.devices.readings import DeviceKey, Signal
+from extender.sources.prometheus import collector
 from extender.sources.prometheus.dcgm_devices import MOST_ON_NODE, DeviceRow
 from extender.sources.prometheus.protocol import PrometheusError
 from testkit.collecting import NOW, PLAIN, CollectorState
@@ -312,6 +313,39 @@ async def test_shared_card_has_its_own_value_and_all_its_pods(fake: FakePromethe
     assert state.value(Signal.MEMORY_USED, uuid) == 10812 << 20
     assert state.value(Signal.MEMORY_FREE, uuid) == 4121 << 20
     assert state.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
+    assert {(key[0], pod): held >> 20 for key, pod, held in state.found.shares} == {
+        (uuid, "dev/whisper-5d8b7c9d4-lq8zn"): 6912,
+        (uuid, "dev/yolo-0"): 2480,
+        (uuid, "ds/nb-bob-0"): 1410,
+    }
+    assert state.found.divided == [DeviceKey((uuid, ""))]
+
+
+async def test_without_the_memory_by_pod_the_rest_is_known(fake: FakePrometheus) -> None:
+    fake.series = read_sample("t4_timesliced_4.8.3.prom", PLAIN, honor_labels=True)
+    fake.failing = {"vgpu"}
+    state = CollectorState(fake.url)
+
+    found = await state.round(NOW)
+
+    assert set(found.failed) == {"shares"}
+    assert "HTTP 503" in found.failed["shares"]
+    assert (list(found.shares), list(found.divided)) == ([], [])
+    assert "4" in state.held()
+
+
+@pytest.mark.parametrize(("few", "queried"), [(3, [0, 44, 45]), (2, [0, 45])])
+async def test_many_shares_are_not_queried_in_each_round(
+    fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch, few: int, queried: list[int]
+) -> None:
+    monkeypatch.setattr(collector, "_FEW_SHARES", few)
+    fake.series = read_sample("t4_timesliced_4.8.3.prom", PLAIN, honor_labels=True)
+    state = CollectorState(fake.url)
+
+    found = {later: await state.round(NOW + later) for later in (0, 44, 45)}
+
+    assert [later for later, one in found.items() if one.shares] == queried
+    assert [later for later, one in found.items() if one.divided] == queried
 
 
 async def test_labels_that_messages_show_have_no_control_characters_and_are_short(
