@@ -352,8 +352,7 @@ class PrometheusSource:
             failures=before.failures + 1,
             worker_starts=self._worker.starts,
         )
-        if before.last_error != error:
-            logger.warning("no readings from prometheus", extra={"error": error})
+        _log_changes(before, self._status)
 
     def _note_success(self, readings: Readings, report: _RoundReport) -> None:
         before = self._status
@@ -370,7 +369,7 @@ class PrometheusSource:
             partial_answers=before.partial_answers + report.partial_answers,
             worker_starts=self._worker.starts,
         )
-        _log_changes(before, self._status, report)
+        _log_changes(before, self._status, report.warning)
 
     async def _fill_history(self) -> None:
         """Query the past once, with a few retries; without it the windows fill over time."""
@@ -422,7 +421,11 @@ def _check_answer(answer: Sequence[Frame]) -> None:
         raise PrometheusError(answer[-1].header["error"])
 
 
-def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _RoundReport) -> None:
+def _log_changes(before: PrometheusStatus, now: PrometheusStatus, warning: str = "") -> None:
+    if now.last_error:
+        if now.last_error != before.last_error:
+            logger.warning("no readings from prometheus", extra={"error": now.last_error})
+        return
     if before.last_error or before.last_success_at is None:
         logger.info("readings from prometheus", extra={"devices": now.devices})
     if set(before.failed_queries) != set(now.failed_queries):
@@ -438,8 +441,8 @@ def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: _Round
         )
     if before.unmatched_series and not now.unmatched_series:
         logger.info("all series name nodes of the cluster")
-    if report.partial_answers and not before.partial_answers:
-        logger.warning("prometheus answers are incomplete", extra={"warning": report.warning})
+    if now.partial_answers and not before.partial_answers:
+        logger.warning("prometheus answers are incomplete", extra={"warning": warning})
 
 
 class UseRecorder(Protocol):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from extender.sources.prometheus import process as process_module
 from extender.sources.prometheus import source as prometheus
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
-from extender.sources.prometheus.source import PrometheusSource
+from extender.sources.prometheus.source import PrometheusSource, PrometheusStatus, _log_changes
 from extender.sources.prometheus.worker import _ITEMS_PER_FRAME
 from testkit.prometheus.fake import FakePrometheus, series
 from tests.extender.sources.delivered import DEADLINE_SECONDS, NODES, until
@@ -160,6 +160,45 @@ async def test_failures_are_counted_and_the_source_recovers(fake: FakePrometheus
     assert status.last_error == ""
     assert status.consecutive_failures == 0
     assert status.failures >= 1
+
+
+WELL = PrometheusStatus(last_success_at=1.0, devices=8)
+FAILS = replace(WELL, failed_queries={"DCGM_FI_DEV_FB_USED": "HTTP 503"})
+DOWN = replace(WELL, last_error="HTTP 503")
+UNMATCHED = replace(WELL, unmatched_series=2, unmatched_example='Hostname="ghost"')
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "logged"),
+    [
+        (PrometheusStatus(), WELL, "INFO readings from prometheus"),
+        (WELL, DOWN, "WARNING no readings from prometheus"),
+        (DOWN, DOWN, ""),
+        (DOWN, replace(DOWN, last_error="too late"), "WARNING no readings from prometheus"),
+        (DOWN, WELL, "INFO readings from prometheus"),
+        (WELL, WELL, ""),
+        (WELL, FAILS, "WARNING queries to prometheus failed"),
+        (FAILS, replace(FAILS, failed_queries={"DCGM_FI_DEV_FB_USED": "too late"}), ""),
+        (
+            FAILS,
+            replace(FAILS, failed_queries={"tenants": "HTTP 503"}),
+            "WARNING queries to prometheus failed",
+        ),
+        (FAILS, WELL, "INFO all queries to prometheus answered"),
+        (WELL, UNMATCHED, "WARNING series name no node of the cluster"),
+        (UNMATCHED, replace(UNMATCHED, unmatched_series=1), ""),
+        (UNMATCHED, WELL, "INFO all series name nodes of the cluster"),
+        (WELL, replace(WELL, partial_answers=1), "WARNING prometheus answers are incomplete"),
+        (replace(WELL, partial_answers=1), replace(WELL, partial_answers=2), ""),
+    ],
+)
+def test_only_changes_of_the_status_are_logged(
+    caplog: pytest.LogCaptureFixture, before: PrometheusStatus, now: PrometheusStatus, logged: str
+) -> None:
+    with caplog.at_level("INFO"):
+        _log_changes(before, now)
+
+    assert [f"{one.levelname} {one.message}" for one in caplog.records] == [logged] * bool(logged)
 
 
 async def test_an_answer_that_needs_too_much_memory_fails_alone(fake: FakePrometheus) -> None:
