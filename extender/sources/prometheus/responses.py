@@ -405,9 +405,8 @@ def _parse_values(text: Text, starts: _Positions, ends: _Positions) -> Column:
         # Each value with the text before it, which is blanked, and the quotation mark after it.
         table = _windows(text, width + 1)[ends - width].view(np.uint8).reshape(-1, width + 1)
         table[:, -1] = ord(",")
-        if int(lengths.min()) < width:
-            table[:, :-1][np.arange(width, 0, -1) > lengths[:, np.newaxis]] = _BLANK
-        elif (table == table[0]).all():  # common for faults: 0 on all devices
+        table[:, :-1][np.arange(width, 0, -1) > lengths[:, np.newaxis]] = _BLANK
+        if (table == table[0]).all():  # common for faults: 0 on all devices
             return np.full(len(lengths), _parse_number(bytes(text[starts[0] : ends[0]])))
         if table.min() < _BLANK:
             raise ValueError("a value contains control characters")

@@ -42,6 +42,19 @@ def test_values_equal_those_of_a_parser(
     assert read.evaluated_at == 1_700_000_010.5
 
 
+def test_a_value_may_be_longer_than_the_text_up_to_the_end_of_the_first() -> None:
+    values = ["1", "0." + "2" * 29]
+    rows = ",".join(f'{{"metric":{{}},"value":[1,"{value}"]}}' for value in values)
+    text = f"[{rows}]".encode()
+    templates = ResponseTemplates()
+    templates.learn(text, np.arange(2))
+
+    read = templates.read(text)
+
+    assert read is not None
+    assert read.values.tolist() == [float(value) for value in values]
+
+
 @given(rows=rows, other=rows)
 def test_rows_of_other_devices_do_not_match(
     rows: list[tuple[dict[str, str], float]], other: list[tuple[dict[str, str], float]]
