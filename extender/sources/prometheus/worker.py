@@ -129,7 +129,8 @@ def _lower_priority() -> None:
     level = os.getpriority(os.PRIO_PROCESS, 0) + _NICE_LEVEL
     with contextlib.suppress(OSError):  # only Linux has a priority for each thread
         for thread in threading.enumerate():
-            os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, level)
+            if thread.native_id is not None:  # None before it starts
+                os.setpriority(os.PRIO_PROCESS, thread.native_id, level)
 
 
 def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:

@@ -1,7 +1,6 @@
 """Last use of devices, from a real Prometheus through a real worker process, and exactly."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -16,16 +15,14 @@ from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus import source as prometheus
-from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.source import PastUse
 from extender.sources.prometheus.worker import _USE_STEP_SECONDS, _collect_use
 from testkit.app import running
 from testkit.collecting import NOW
-from testkit.controlplane.backfilling import STEP_SECONDS, Line, backfill
+from testkit.controlplane.backfilling import Line, backfill
 from testkit.controlplane.scraping import prometheus_process
 from testkit.fake_kube import eventually
-from testkit.prometheus.api import PrometheusApi
-from testkit.prometheus.samples import NAME, SampleStore, Series
+from tests.extender.sources.past import past_of
 
 HOUR: Final = 3600.0
 UTILIZATION, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
@@ -118,18 +115,6 @@ async def test_a_device_in_use_is_left_out(last_uses: Recorder) -> None:
     assert DeviceKey(("GPU-busy", "")) not in last_uses.used
 
 
-def stored(lines: Sequence[Line]) -> SampleStore:
-    """Return a sample of each line per minute of the last 30 hours."""
-    store = SampleStore()
-    agos = [number * STEP_SECONDS for number in range(30 * 60, 0, -1)]
-    for one in lines:
-        labels = {NAME: one.name, **one.labels}
-        times, values = [NOW - ago for ago in agos], [one.value(ago) for ago in agos]
-        family = store.series.setdefault(one.name, {})
-        family[tuple(labels.items())] = Series(labels, times, values)
-    return store
-
-
 async def test_the_end_of_the_step_of_the_last_use_counts() -> None:
     lines = [
         *LINES,
@@ -137,12 +122,10 @@ async def test_the_end_of_the_step_of_the_last_use_counts() -> None:
         line("GPU-gone-3h", lambda ago: 80.0 if ago > 3 * HOUR else None),
         line("GPU-one-percent", lambda _: 60.0, "DCGM_FI_DEV_GPU_TEMP"),
     ]
-    async with TestServer(PrometheusApi(stored(lines), lambda: NOW).build_app()) as server:
-        settings = Prometheus(url=str(server.make_url("")))
-        with contextlib.closing(PrometheusClient(settings)) as client:
-            use = await asyncio.to_thread(
-                _collect_use, client, settings, now=NOW, seconds=24 * HOUR, active_from=0.02
-            )
+    async with past_of(lines) as (client, settings):
+        use = await asyncio.to_thread(
+            _collect_use, client, settings, now=NOW, seconds=24 * HOUR, active_from=0.02
+        )
 
     steps = ((NOW - use.used_at) / _USE_STEP_SECONDS).tolist()
     found = zip(use.devices, steps, use.is_guess.tolist(), strict=True)
