@@ -148,6 +148,43 @@ def test_table_covers_every_signal() -> None:
     assert {metric.signal for metric in build_table()} == set(Signal) - _NVML_ONLY
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "DCGM_FI_DEV_GPU_UTIL=50 DCGM_FI_DEV_GPU_UTIL_RATIO=0.5 dcgm_gpu_utilization=50",
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE=0.5 DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO=0.5",
+        "DCGM_FI_PROF_SM_ACTIVE=0.5 DCGM_FI_PROF_SM_UTIL_RATIO=0.5",
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE=0.5 DCGM_FI_PROF_TENSOR_UTIL_RATIO=0.5",
+        "DCGM_FI_PROF_DRAM_ACTIVE=0.5 DCGM_FI_PROF_DRAM_UTIL_RATIO=0.5",
+        "DCGM_FI_DEV_MEM_COPY_UTIL=50 DCGM_FI_DEV_MEMORY_UTIL_RATIO=0.5",
+        "DCGM_FI_DEV_FB_USED=1 DCGM_FI_DEV_FB_USED_BYTES=1048576 dcgm_fb_used=1",
+        "DCGM_FI_DEV_FB_FREE=1 DCGM_FI_DEV_FB_FREE_BYTES=1048576 dcgm_fb_free=1",
+        "DCGM_FI_DEV_FB_RESERVED=1 DCGM_FI_DEV_FB_RESERVED_BYTES=1048576 dcgm_fb_reserved=1",
+        "DCGM_FI_DEV_FB_TOTAL=1 DCGM_FI_DEV_FB_CAPACITY_BYTES=1048576 dcgm_fb_total=1",
+        "DCGM_FI_DEV_POWER_USAGE=9 DCGM_FI_DEV_BOARD_POWER_WATTS=9 dcgm_power_usage=9",
+        "DCGM_FI_DEV_POWER_MGMT_LIMIT=9 DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS=9",
+        "DCGM_FI_DEV_ENFORCED_POWER_LIMIT=9 DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS=9",
+        "DCGM_FI_DEV_GPU_TEMP=60 DCGM_FI_DEV_GPU_TEMP_CELSIUS=60 dcgm_gpu_temp=60",
+        "DCGM_FI_DEV_MEMORY_TEMP=60 DCGM_FI_DEV_MEMORY_TEMP_CELSIUS=60 dcgm_memory_temp=60",
+        "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS=4 DCGM_FI_DEV_CLOCKS_EVENT_REASONS=4",
+        "DCGM_FI_DEV_XID_ERRORS=79 DCGM_FI_DEV_XID_ERROR=79 dcgm_xid_errors=79",
+        "DCGM_FI_DEV_ROW_REMAP_FAILURE=1 DCGM_FI_DEV_ROW_REMAP_FAILED=1",
+        "DCGM_FI_DEV_RETIRED_PENDING=1 DCGM_FI_DEV_PAGE_RETIRED_PENDING=1",
+        "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION=1 DCGM_FI_DEV_GPU_RECOVERY_ACTION=1",
+        "DCGM_FI_DEV_PCIE_REPLAY_COUNTER=5 DCGM_FI_DEV_PCIE_REPLAY_TOTAL=5",
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL=5 DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL=5",
+    ],
+)
+def test_all_generations_of_exporters_give_the_same_value(names: str) -> None:
+    by_name = {metric.name: metric for metric in DEFAULT_METRICS}
+    found = set()
+    for name, _, text in (one.partition("=") for one in names.split()):
+        metric = by_name[name]
+        found.add((metric.signal, converted(float(text), metric.unit, metric.signal)))
+
+    assert len(found) == 1
+
+
 def test_a_users_row_replaces_the_default() -> None:
     name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
     row = Metric(name=name, signal=Signal.GPU_UTILIZATION, unit=MetricUnit.PERCENT)
