@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -11,10 +11,11 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
-from extender.insight.advice_findings import Measured, PrometheusCache, find
+from extender.insight.advice_findings import Measured, PrometheusCache, _devices, find
 from extender.insight.last_hour import Values
 from extender.runtime.fair_queue import FairQueue
 from testkit.api_requests import get
+from testkit.builders import telemetry_of
 from testkit.cards import Gpu, card
 from testkit.fake_kube import eventually
 from testkit.others import SeesTeam
@@ -287,17 +288,29 @@ async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
     assert "never used more than 5.0 GiB" in greedy["why"]
 
 
-async def test_too_few_samples_of_an_agent_give_no_advice(world: World, client: Client) -> None:
+@pytest.mark.parametrize(("minutes", "unjudged"), [(14, 2), (15, 0)])
+async def test_too_few_samples_of_an_agent_give_no_advice(
+    world: World, client: Client, minutes: int, unjudged: int
+) -> None:
     world.add_shared("s", 4)
     names = [
         world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
     ]
     world.live({"s": [card(*names, used_gib=3.0)]}, HOUR)
-    report_memory(world, 14, one=1.0, two=2.0)
+    report_memory(world, minutes, one=1.0, two=2.0)
 
     answer = await get(client, "/v1/advice")
 
-    assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
+    assert (len(answer["pods"]), answer["pods_unjudged"]) == (2 - unjudged, unjudged)
+
+
+async def test_a_device_without_telemetry_yet_is_left_out(world: World) -> None:
+    world.live(share(world, 2), 60)
+    snapshot = world.fleet.snapshot()
+
+    assert len(list(_devices(world.fleet, snapshot, "s"))) == 1
+    new = replace(snapshot, telemetry=telemetry_of({}))
+    assert list(_devices(world.fleet, new, "s")) == []
 
 
 async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(

@@ -21,6 +21,7 @@ from extender.core.decision.verdicts import NodeScore
 from extender.core.steps import finish
 from extender.insight import explain_views
 from extender.insight.explain_views import (
+    _NOTHING,
     Wish,
     closed_nodes,
     kept_view,
@@ -127,6 +128,16 @@ def test_equal_nodes_are_ordered_by_name() -> None:
     first, other = (scored(name, {"fit": 0.1, "calm": 0.4}, SURE) for name in "ab")
 
     assert lost_by(first, other) == "as good as a: ties go by name"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [(_NOTHING / 2, "as good as a: ties go by name"), (_NOTHING, "a little more load")],
+)
+def test_a_tiny_difference_of_scores_is_none(ahead: float, words: str) -> None:
+    first, other = scored("a", {"fit": ahead}, SURE), scored("b", {"fit": 0.0}, SURE)
+
+    assert lost_by(first, other) == words
 
 
 def test_other_parts_make_other_scores() -> None:
