@@ -169,13 +169,17 @@ async def test_a_failing_kubelet_is_called_at_the_same_interval_and_logged_once(
         for _ in range(2):
             clock.now += 10
             await device_holders.refresh()
+        assert device_holders.problem is None
+        kubelet.allocations = PodResourcesError("it is gone")
+        clock.now += 10
+        await device_holders.refresh()
 
-    assert kubelet.calls.count("list") == 12
-    assert [record.message for record in caplog.records] == [
-        "cannot list device holders",
-        "kubelet answers again",
+    assert kubelet.calls.count("list") == 13
+    assert [(record.message, vars(record)["failures"]) for record in caplog.records] == [
+        ("cannot list device holders", 1),
+        ("kubelet answers again", 10),
+        ("cannot list device holders", 1),
     ]
-    assert device_holders.problem is None
 
 
 async def test_held_free_and_unknown_devices_are_distinguished() -> None:
