@@ -169,15 +169,17 @@ async def test_pods_of_a_group_hold_the_claims_of_the_group(kube: FakeKube, tmp_
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", shared)
     kube.put("resourceclaims", claim("own", "p", devices=["gpu-1"]))
-    for name, group in (("p", "train"), ("q", "train"), ("r", "other")):
+    for name, group in (("p", "train"), ("q", "train"), ("r", "other"), ("s", "third")):
         kube.put("pods", member(name, group))
     async with watched_cluster(kube, tmp_path, watches=4) as (_, sink):
         assert (held(sink), held(sink, "q"), held(sink, "r")) == ((TWO, ONE), (ONE,), ())
+        calls = len(sink.calls)
 
         shared["status"]["reservedFor"] = [{**reserved, "name": "other"}]
         kube.put("resourceclaims", shared)
         await eventually(lambda: held(sink, "r") == (ONE,))
         assert (held(sink), held(sink, "q")) == ((TWO,), ())
+        assert set(sink.calls[calls:]) == {"apply p", "apply q", "apply r"}
 
 
 async def test_changed_claims_are_reported_with_their_pods(kube: FakeKube, tmp_path: Path) -> None:

@@ -190,6 +190,20 @@ async def test_exporters_are_indexed_by_name_and_address(kube: FakeKube, tmp_pat
         await eventually(lambda: not source.exporter_pods)
 
 
+async def test_a_pod_that_no_longer_says_that_it_is_an_exporter_is_none(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    metrics = pod("metrics", gpus=0, node="n", phase="Running")
+    metrics["metadata"]["labels"] = {"app": "dcgm-exporter"}
+    kube.put("pods", metrics)
+    async with watched_cluster(kube, tmp_path) as (source, _):
+        assert source.exporter_pods["ns/metrics"] == "n"
+
+        kube.put("pods", pod("metrics", gpus=0, node="n", phase="Running"))
+
+        await eventually(lambda: not source.exporter_pods)
+
+
 async def test_a_tenants_pod_does_not_take_the_name_of_an_exporter(
     kube: FakeKube, tmp_path: Path
 ) -> None:

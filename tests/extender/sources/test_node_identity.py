@@ -1,5 +1,7 @@
 """Matching of series with nodes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ IDENTITY = NodeIdentity(
     ],
 )
 def test_series_is_matched_to_the_node_that_it_names(values: list[str], node: str | None) -> None:
-    assert match_node(IDENTITY, values) == node
+    assert match_node(replace(IDENTITY), values) == node
 
 
 HOSTS = NodeIdentity(
@@ -64,7 +66,7 @@ HOSTS = NodeIdentity(
     ],
 )
 def test_a_node_is_found_by_its_host_names(value: str, node: str | None) -> None:
-    assert match_node(HOSTS, [value]) == node
+    assert match_node(replace(HOSTS), [value]) == node
 
 
 LABELS = st.sampled_from(["a", "b", "c"])
