@@ -61,8 +61,12 @@ def test_a_pod_with_the_name_of_another_namespaces_exporter_is_a_tenant() -> Non
     assert without_exporters(rows, frozenset(), {"team/train-0"}) == []
 
 
-async def test_exporters_with_the_usual_name_are_not_in_the_answer(fake: FakePrometheus) -> None:
-    fake.series = read_sample("h100_8x_partial_4.5.x.prom", EXPORTER, honor_labels=False)
+@pytest.mark.parametrize("other", [{}, {"pod": "metrics-7tk2x"}, {"container": "main"}])
+async def test_exporters_with_the_usual_name_are_not_in_the_answer(
+    fake: FakePrometheus, other: dict[str, str]
+) -> None:
+    target = EXPORTER | other
+    fake.series = read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=False)
 
     await CollectorState(fake.url).round(NOW)
 
