@@ -189,7 +189,7 @@ def test_memory_of_pods_is_known_by_device() -> None:
     ids=["no such device", "negative device", "negative", "too large", "too many"],
 )
 def test_impossible_memory_of_pods_is_refused(shares: tuple[tuple[int, str, int], ...]) -> None:
-    assert "shares of memory: must be at most" in refused(update(shares=shares))
+    assert "shares of memory: must be at most" in refused(update(shares=(*shares, (0, "uid", 1))))
     state_of(update(layout=layout(), shares=((0, "uid", int(_MAX_VALUE)),)))
 
 
@@ -259,7 +259,11 @@ def test_an_impossible_memory_of_a_process_is_unknown(
     ids=["no such device", "negative device", "no process", "no process id", "negative"],
 )
 def test_impossible_foreign_processes_are_refused(process: ForeignProcess) -> None:
-    assert "foreign processes: must be at most" in refused(update(foreign=(process,)))
+    possible = ForeignProcess(device=0, pid=1)
+
+    text = refused(update(foreign=(possible, process)))
+
+    assert "2 foreign processes: must be at most" in text
 
 
 def test_the_number_of_foreign_processes_is_limited() -> None:
