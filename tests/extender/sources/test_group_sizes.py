@@ -63,6 +63,20 @@ def after(status: str, job: dict[str, Any], name: str = "a") -> dict[str, Any]:
             ],
             6,
         ),
+        (
+            [
+                jobs(GPU_POD),
+                after("Complete", jobs(GPU_POD, replicas=2) | {"name": "b"}),
+                jobs(GPU_POD, replicas=4)
+                | {
+                    "dependsOn": [
+                        {"name": "a", "status": "Ready"},
+                        {"name": "b", "status": "Ready"},
+                    ]
+                },
+            ],
+            6,
+        ),
     ],
 )
 def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
