@@ -329,7 +329,7 @@ class PrometheusSource:
             self._builder = ReadingsBuilder()  # a new process has no state
             self._sent_identity = None
         request: dict[str, Any] = {"now": now}
-        if identity is not self._sent_identity and identity != self._sent_identity:
+        if identity != self._sent_identity:
             request["nodes"] = {
                 "names": sorted(identity.names),
                 "addresses": dict(identity.addresses),
