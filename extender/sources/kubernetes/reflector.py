@@ -240,7 +240,7 @@ class Reflector:
             self.status.unreadable_since_list = 0
             try:
                 version = await self._read_pages()
-            except (KubeError, asyncio.CancelledError):
+            except BaseException:
                 self._feed.abort_list()
                 raise
             await self._feed.end_list(Pacer(self._yield_control))
