@@ -375,6 +375,34 @@ def test_a_pod_of_negative_priority_may_be_preempted(priority: int | None, gives
     assert reduced(raw).gives_way is gives_way
 
 
+def requiring(**expression: object) -> dict[str, Any]:
+    """Return a specification that requires nodes by a label."""
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return {"affinity": {"nodeAffinity": affinity}}
+
+
+PRODUCT = "nvidia.com/gpu.product"
+
+
+@pytest.mark.parametrize(
+    ("spec", "model"),
+    [
+        (requiring(key=PRODUCT, operator="In", values=["NVIDIA-L4", "NVIDIA-H200"]), "l4"),
+        (requiring(key=PRODUCT, operator="NotIn", values=["NVIDIA-L4"]), "h200"),
+        (requiring(key="team", operator="In", values=["NVIDIA-L4"]), "h200"),
+        ({"nodeSelector": {"team": "NVIDIA-L4"}}, "h200"),
+        ({}, "h200"),
+    ],
+)
+def test_a_required_model_comes_before_a_preferred_one(spec: dict[str, Any], model: str) -> None:
+    raw = pod("p")
+    raw["metadata"]["annotations"] = {"idlegpu.io/prefer-models": "h200,l4"}
+    raw["spec"] |= spec
+
+    assert reduced(raw).wanted_model == model
+
+
 def test_the_requested_model_is_stored_while_the_pod_waits() -> None:
     raw = pod("p", 1)
     raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "NVIDIA-L4"}
