@@ -360,14 +360,16 @@ class ClusterSource:
         watches continue where they were. New GPU resources are in `resources` once these lists are
         complete. The arguments are as in the constructor.
         """
-        are_nodes_outdated = self._nodes.configure(resources)
-        are_pods_outdated = self._pods.configure(resources, early_seconds, settings)
-        outdated = {_NODES.resource: are_nodes_outdated, _PODS.resource: are_pods_outdated}
+        outdated: set[str] = set()
+        if self._nodes.configure(resources):
+            outdated.add(_NODES.resource)
+        if self._pods.configure(resources, early_seconds, settings):
+            outdated.add(_PODS.resource)
         if settings.reads_groups != self._group_sizes.is_used:
             self._group_sizes.use(is_used=settings.reads_groups)
-            outdated |= dict.fromkeys(self._group_objects, True)
+            outdated |= self._group_objects
         for resource, reflector in self._reflectors.items():
-            reflector.adopt(settings, is_outdated=outdated.get(resource, False))
+            reflector.adopt(settings, is_outdated=resource in outdated)
         self._configured_resources = resources
         if self._listed_resources.covers(resources) or not self._is_outdated:
             self._set_listed_resources(resources)
