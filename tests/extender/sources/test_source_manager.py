@@ -15,7 +15,9 @@ from extender.fleet.fleet import Fleet
 from extender.insight.holders import Idleness
 from extender.kube.client import KubeClient
 from extender.runtime.supervision import Tasks
+from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
+from extender.server.tls import TlsError
 from extender.settings.config import Settings
 from extender.sources.agents.source import AgentStatus
 from extender.sources.prometheus.source import PrometheusStatus
@@ -29,6 +31,7 @@ from extender.sources.source_manager import (
     _prometheus_state,
 )
 from testkit.builders import NOW
+from testkit.certificates import issue
 from testkit.fake_kube import FakeKube, eventually, running_kube
 from testkit.kube_objects import node
 
@@ -90,6 +93,26 @@ async def synced(sources: Sources) -> AsyncIterator[SourceManager]:
     yield sources.manager
     task.cancel()
     await asyncio.wait([task])
+
+
+async def test_agents_report_over_tls_with_a_certificate(
+    client: KubeClient, tmp_path: Path
+) -> None:
+    issue(tmp_path / "tls")
+    own = tmp_path / "tls" / "extender"
+    files = {"cert_file": own / "tls.crt", "key_file": own / "tls.key"}
+
+    def port_of(**agents: Any) -> Listener:
+        source = Sources(settings_of(agents=agents), client).manager.agents
+        assert source is not None
+        return source.port
+
+    assert port_of(**AGENTS_PORT, **files).is_tls
+    assert not port_of(**AGENTS_PORT).is_tls
+    absent = dict.fromkeys(files, tmp_path / "absent")
+    with pytest.raises(TlsError, match="absent"):
+        port_of(**AGENTS_PORT, **absent)
+    assert Sources(settings_of(agents=absent), client).manager.agents is None
 
 
 @pytest.mark.parametrize(
