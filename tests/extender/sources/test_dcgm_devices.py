@@ -111,6 +111,7 @@ def table_of(*uuids: str) -> DeviceTable:
         ({"GPU-2": 7.0, "GPU-1": 5.0}, [5.0, 7.0], [5.0, 7.0]),
         ({"GPU-2": 7.0}, [np.nan, 7.0], None),
         ({"GPU-2": 7.0, "GPU-9": 5.0}, [np.nan, 7.0], None),
+        ({"GPU-1": 5.0, "GPU-9": 6.0}, [5.0, np.nan], None),
         ({"GPU-1": 5.0, "GPU-2": np.nan}, [5.0, np.nan], None),
         ({"GPU-1": 5.0, "GPU-2": 7.0, "GPU-9": 6.0}, [5.0, 7.0], None),
         ({}, [np.nan, np.nan], None),
