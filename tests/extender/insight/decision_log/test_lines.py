@@ -456,7 +456,11 @@ def test_changed_rows_are_read_into_the_pool_that_they_belong_to() -> None:
     assert set(read_back.pools) == {GPU, SHARED}
     for resource, pool in snapshot.pools.items():
         other = read_back.pools[resource]
-        assert (other.nodes, other.dirty) == (pool.nodes, pool.dirty)
+        assert (other.nodes, other.dirty, other.estimated) == (
+            pool.nodes,
+            pool.dirty,
+            pool.estimated,
+        )
         for row, written_row in zip(pool.rows, other.rows, strict=True):
             assert replace(written_row, slots=row.slots, undeclared=row.undeclared) == row
             for column in ("utilization", "memory_used", "freshness"):
