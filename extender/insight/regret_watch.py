@@ -77,7 +77,8 @@ class _ActivityLog:
             return np.full(len(rows), np.nan)
         seen = self._seen[rows] - _longer(mark.seen, len(self._seen))[rows]
         busy = self._busy[rows] - _longer(mark.busy, len(self._busy))[rows]
-        result: Ratios = np.where(seen > 0, busy / np.maximum(seen, 1e-9), np.nan)
+        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: the device was not seen
+            result: Ratios = busy / seen
         return result
 
 
