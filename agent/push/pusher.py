@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import socket
 import ssl
@@ -149,7 +150,7 @@ class ReportLink:
     ) -> None:
         """Send updates until a time of the event loop; skip reports that were missed meanwhile."""
         loop, updates, bucket = asyncio.get_running_loop(), UpdateBuilder(), _TokenBucket()
-        last_sent, last_sent_at, confirmations, sequence = Digest(), 0.0, 0, 0
+        last_sent, last_sent_at, confirmations, sequence = Digest(), -math.inf, 0, 0
         while loop.time() < until:
             report = await self._latest.wait_newer(sequence)
             if farewell_task.done():
@@ -205,8 +206,8 @@ class ReportLink:
                 },
             )
             self.problem = cause
-        elif self._consecutive_failures < _WARN_AFTER:
-            self.problem = self.problem or "the connection broke"
+        elif not self.problem:
+            self.problem = "the connection broke"
 
     def _backoff_seconds(self) -> float:
         """Return a random delay, so that agents that lost a replica together spread out."""

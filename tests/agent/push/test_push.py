@@ -144,6 +144,23 @@ def test_reconnect_delays_are_spread_out() -> None:
         assert max(b - a for a, b in pairwise(pauses)) < 0.1 * longest, "spread over the time"
 
 
+def test_a_broken_connection_is_logged_from_the_third_failure_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = ReportOptions()
+    digest_builder = DigestBuilder(options, Thresholds(), Threshold())
+    link = ReportLink(("127.0.0.1", 1), LatestReport(), digest_builder, options)
+    link._record_success()
+    problems = []
+    for cause in ("reset", "reset", "reset", "reset", "no route"):
+        link._record_failure(ConnectionError(cause))
+        problems.append(link.problem)
+
+    assert problems == ["the connection broke"] * 2 + ["reset"] * 2 + ["no route"]
+    assert [vars(record)["cause"] for record in caplog.records] == ["reset", "no route"]
+    assert (link.failures, link.refusals) == (5, 0)
+
+
 async def test_the_token_is_read_for_each_connection(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, text="one") as running:
         await eventually(lambda: it.updates and it.updates[0])
