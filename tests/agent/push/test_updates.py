@@ -3,6 +3,7 @@ import struct
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.options import ReportOptions
 from agent.push.updates import _MEAN_SECONDS, _SHARES_SECONDS, Digest, DigestBuilder, UpdateBuilder
@@ -59,6 +60,28 @@ def row(update: Update, names: tuple[str, ...], name: str) -> float:
 def names_of(update: Update) -> tuple[str, ...]:
     assert update.layout is not None
     return update.layout.rows
+
+
+@pytest.mark.parametrize(
+    ("signals", "is_used"),
+    [
+        ({}, False),
+        ({"memory_used_bytes": (0.0,)}, False),
+        ({"memory_used_bytes": (1.0,)}, True),
+        ({"graphics_active_ratio": (0.10,)}, False),
+        ({"graphics_active_ratio": (0.11,)}, True),
+    ],
+)
+def test_a_free_device_is_used_above_a_threshold(
+    signals: dict[str, tuple[float, ...]], is_used: bool
+) -> None:
+    threshold = Threshold(memory_bytes=0, utilization=0.10)
+    builder = DigestBuilder(ReportOptions(), Thresholds(), threshold)
+
+    free = builder.build(replace(report(allocated_to=()), sequence=1, signals=signals))
+    held = builder.build(replace(report(allocated_to=(TENANT,)), sequence=2, signals=signals))
+
+    assert (free.is_used, held.is_used) == ((is_used,), (False,))
 
 
 def test_unchanged_layout_and_holders_are_not_sent_again() -> None:
