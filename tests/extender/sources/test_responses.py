@@ -88,6 +88,20 @@ def test_an_answer_of_another_form_does_not_match(text: bytes) -> None:
     assert templates.read(text) is None
 
 
+@pytest.mark.parametrize("other", ["xyz", "xyw", "zyx"])
+def test_answers_that_differ_in_one_name_have_two_templates(other: str) -> None:
+    """Names of different lengths: the texts between values are compared by their length."""
+    templates = ResponseTemplates()
+    texts = [
+        vector([({"UUID": name}, 1.0) for name in ("a", "bb", last)]) for last in ("xyz", other)
+    ]
+    for text in texts:
+        templates.learn(text, np.arange(3))
+
+    assert all(templates.read(text) is not None for text in texts)
+    assert len(templates._templates) == len(set(texts))
+
+
 def test_after_clear_nothing_matches() -> None:
     templates = ResponseTemplates()
     text = vector([({"UUID": "a"}, 1.0)])
