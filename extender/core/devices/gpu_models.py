@@ -175,43 +175,49 @@ _USABLE: Final = 0.88
 1g.18gb."""
 
 
+_LEAST_OF_CARD: Final = 0.92
+_MOST_OF_CARD: Final = 1.08
+"""Memory of a card relative to the sum of its instances' names: 93.6 GiB for 4x 1g.24gb."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MigCard:
-    """A card that MIG can divide into equal instances.
+    """A card that MIG can divide into equal instances; some models are sold in several sizes.
 
     Attributes:
         name: model word.
-        least_gib: minimum memory of the card; some models are sold in several sizes.
-        most_gib: upper bound of its memory, exclusive.
         layouts: profile by number of instances per card.
     """
 
     name: str
-    least_gib: float
-    most_gib: float
     layouts: MappingProxyType[int, str]
 
+    @property
+    def gib(self) -> float:
+        """Memory of the card, by the names of its profiles."""
+        return max(parts * _named_gib(profile) for parts, profile in self.layouts.items())
 
-def _card(name: str, least_gib: float, most_gib: float, layouts: str) -> _MigCard:
+
+def _card(name: str, layouts: str) -> _MigCard:
     pairs = (part.split("x", 1) for part in layouts.split())
     profiles = MappingProxyType({int(count): profile for count, profile in pairs})
-    return _MigCard(name=name, least_gib=least_gib, most_gib=most_gib, layouts=profiles)
+    return _MigCard(name=name, layouts=profiles)
 
 
 # NVIDIA's MIG User Guide, "Supported MIG Profiles"; only equal instances.
 _H100_80: Final = "2x3g.40gb 3x2g.20gb 4x1g.20gb 7x1g.10gb"
 _MIG_CARDS: Final = (
-    _card("a30", 20, 30, "2x2g.12gb 4x1g.6gb"),
-    _card("a100", 30, 50, "2x3g.20gb 3x2g.10gb 4x1g.10gb 7x1g.5gb"),
-    _card("a100", 60, 90, _H100_80),
-    _card("a800", 60, 90, _H100_80),
-    _card("h100", 60, 85, _H100_80),
-    _card("h800", 60, 85, _H100_80),
-    _card("h100", 90, 95, "2x3g.47gb 3x2g.24gb 4x1g.24gb 7x1g.12gb"),
-    _card("gh200", 90, 100, "2x3g.48gb 3x2g.24gb 4x1g.24gb 7x1g.12gb"),
-    _card("h200", 130, 150, "2x3g.71gb 3x2g.35gb 4x1g.35gb 7x1g.18gb"),
-    _card("b200", 160, 190, "2x3g.90gb 3x2g.45gb 4x1g.45gb 7x1g.23gb"),
-    _card("rtxpro6000", 90, 100, "2x2g.48gb 4x1g.24gb"),
+    _card("a30", "2x2g.12gb 4x1g.6gb"),
+    _card("a100", "2x3g.20gb 3x2g.10gb 4x1g.10gb 7x1g.5gb"),
+    _card("a100", _H100_80),
+    _card("a800", _H100_80),
+    _card("h100", _H100_80),
+    _card("h800", _H100_80),
+    _card("h100", "2x3g.47gb 3x2g.24gb 4x1g.24gb 7x1g.12gb"),
+    _card("gh200", "2x3g.48gb 3x2g.24gb 4x1g.24gb 7x1g.12gb"),
+    _card("h200", "2x3g.71gb 3x2g.35gb 4x1g.35gb 7x1g.18gb"),
+    _card("b200", "2x3g.90gb 3x2g.45gb 4x1g.45gb 7x1g.23gb"),
+    _card("rtxpro6000", "2x2g.48gb 4x1g.24gb"),
 )
 
 
@@ -285,7 +291,7 @@ def mig_layout(
     """
     name, gib = "" if is_vgpu(model) else short_model(model), memory_bytes / GIB
     for card in _MIG_CARDS:
-        if card.name == name and card.least_gib <= gib < card.most_gib:
+        if card.name == name and _LEAST_OF_CARD < gib / card.gib < _MOST_OF_CARD:
             fitting = [
                 parts
                 for parts, profile in card.layouts.items()
@@ -297,7 +303,11 @@ def mig_layout(
 
 def _room_bytes(profile: str) -> float:
     """Return the usable memory of an instance; its profile name rounds up."""
-    return float(profile.partition(".")[2].removesuffix("gb")) * GIB * _USABLE
+    return _named_gib(profile) * GIB * _USABLE
+
+
+def _named_gib(profile: str) -> float:
+    return float(profile.partition(".")[2].removesuffix("gb"))
 
 
 def way_without_mig(model: str) -> SharingWay:
