@@ -481,14 +481,15 @@ def _signs_of_links(column: Callable[[Signal], Column], health: Health) -> tuple
     )
 
 
+_POWER_CAP: Final = 0x04
 _SW_THERMAL: Final = 0x20
 HARD_SLOWDOWN: Final = 0x8 | 0x40 | 0x80
 """Bits of NVML's clock event reasons for hardware slowdown."""
 
 SLOWDOWN_WORDS: Final[Mapping[int, str]] = {
-    0x04: "software power cap",
+    _POWER_CAP: "software power cap",
     0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
+    _SW_THERMAL: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
@@ -555,7 +556,7 @@ def throttling_in_words(mask: float) -> str:
         >>> throttling_in_words(0x44), throttling_in_words(0x04)
         ('hardware thermal slowdown', '')
     """
-    bits = int(mask) & (HARD_SLOWDOWN | _SW_THERMAL) if mask < _MASK_LIMIT else 0
+    bits = int(mask) & ~_POWER_CAP
     return ", ".join(text for bit, text in SLOWDOWN_WORDS.items() if bits & bit)
 
 

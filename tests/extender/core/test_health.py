@@ -1,5 +1,6 @@
 """Health of devices."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from extender.core.decision.health import (
     ill_health,
     judge,
     short_words,
+    shown_by,
     words,
 )
 from extender.core.devices.readings import Column, Signal
@@ -168,18 +170,36 @@ def test_the_most_severe_cause_is_reported(values: dict[str, Any], cause: str) -
 
 
 def test_xids_are_described_in_words_where_their_meaning_is_known() -> None:
-    xids = (5, 79, 140, 141, 144, 150, 151)
-    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in xids}
+    described = {xid: words(int(_encode(Sign.XID, xid))) for xid in range(200)}
 
-    assert described == {
-        5: "XID 5",
-        79: "XID 79: fallen off the bus",
-        140: "XID 140: unrecovered memory error",
-        141: "XID 141",
-        144: "XID 144: NVLink error",
-        150: "XID 150: NVLink error",
-        151: "XID 151",
+    known = {xid for xid, text in described.items() if text != f"XID {xid}"}
+    assert known == {
+        *(46, 48, 54, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140),
+        *(*range(144, 151), 154, 167, 168),
     }
+    assert described[79] == "XID 79: fallen off the bus"
+    assert described[144] == "XID 144: NVLink error"
+
+
+@pytest.mark.parametrize(
+    ("signal", "values"),
+    [
+        ("RECOVERY_ACTION", range(1, 8)),
+        ("FABRIC_MANAGER_STATUS", (1, 2, 4, 5, 6)),
+        ("HEALTH_STATUS", (10, 20)),
+        ("FABRIC_HEALTH", (2, 3)),
+    ],
+)
+def test_each_state_of_a_status_has_its_words(signal: str, values: Sequence[int]) -> None:
+    causes = [verdict(**{signal: float(value)}).cause[0] for value in values]
+
+    described = {words(int(cause)) for cause in causes}
+    assert len(described) == len(values)
+    assert not any(text[-1].isdigit() for text in described)
+
+
+def test_signs_keep_their_numbers_which_decision_logs_contain() -> None:
+    assert [int(sign) for sign in Sign] == list(range(24))
 
 
 @pytest.mark.parametrize(
@@ -350,8 +370,12 @@ def test_a_healthy_device_has_no_ill_health() -> None:
 def test_each_other_sign_has_its_consequence(
     signal: str, value: float, expected: HealthAction
 ) -> None:
-    assert action(verdict(**{signal: float(value)})) is expected
+    found = verdict(**{signal: float(value)})
+
+    assert action(found) is expected
     assert action(verdict(**{signal: NAN})) is IGNORE
+    signals = [] if expected is IGNORE else [Signal[signal]]
+    assert set(signals) <= set(shown_by(int(found.cause[0]), 0, {})[0])
 
 
 def test_a_device_that_is_about_to_switch_itself_off_is_excluded() -> None:
@@ -363,8 +387,11 @@ def test_a_device_that_is_about_to_switch_itself_off_is_excluded() -> None:
     assert action(verdict(TEMPERATURE=95.0)) is IGNORE
 
 
-def test_missing_values_are_no_sign_of_ill_health() -> None:
+def test_zeros_and_missing_values_are_no_sign_of_ill_health() -> None:
+    zeros = {signal.name: 0.0 for signal in Signal if "TEMPERATURE" not in signal.name}
+
     assert action(verdict()) is IGNORE
+    assert action(verdict(**zeros)) is IGNORE
 
 
 def test_a_penalty_comes_with_the_exclusion_for_several_gpus() -> None:
