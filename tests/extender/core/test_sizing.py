@@ -14,6 +14,13 @@ from extender.core.sizing import Certainty, Measured, propose, texts_in
         ("fine-tune a 7 billion model", "", 2, 59, False, "estimated"),
         ("fine-tune a 7B model with LoRA", "", 1, 19, False, "estimated"),
         ("qlora on 13b", "", 1, 13, False, "estimated"),
+        ("qlora", "", 1, 7, False, "guessed"),
+        ("peft", "", 1, 19, False, "guessed"),
+        ("pretrain", "", 1, 17, False, "guessed"),
+        ("rerank documents", "", 1, 2, True, "guessed"),
+        ("an nf4 model", "", 1, 6, True, "guessed"),
+        ("an 8-bit model", "", 1, 10, True, "guessed"),
+        ("generate text", "", 1, 16, False, "guessed"),
         ("fine-tune a seven billion model", "", 2, 59, False, "estimated"),
         ("serve a Seventy-Two-billion-parameter model", "", 4, 41, False, "estimated"),
         ("serve one hundred and seventy-five billion parameters", "", 8, 49, False, "estimated"),
@@ -22,6 +29,7 @@ from extender.core.sizing import Certainty, Measured, propose, texts_in
         ("train a 350M model on a hundred billion tokens", "", 1, 6, False, "estimated"),
         ("render on sixteen GPUs", "", 16, None, False, "stated"),
         ("pretraining, 350 million parameters", "", 1, 6, False, "estimated"),
+        ("train 1 bn parameters", "", 1, 17, False, "estimated"),
         ("train a large model", "", 32, 37, False, "guessed"),
         ("inference with an 8B model", "", 1, 18, False, "estimated"),
         ("serve a 70b model in fp8", "", 2, 46, False, "estimated"),
@@ -148,14 +156,49 @@ def test_memory_counts_all_gpus_that_hold_the_model_also_beyond_one_pod() -> Non
     assert propose("", stages, gpus=8).memory_bytes == 57 * GIB
 
 
+@pytest.mark.parametrize(
+    ("gib", "models"),
+    [
+        (15, ()),
+        (16, ("L4", "A10", "L40S", "A100", "H100")),
+        (22, ("L4", "A10", "L40S", "A100", "H100")),
+        (23, ("L40S", "A40", "A100 80GB", "H100")),
+        (44, ("L40S", "A40", "A100 80GB", "H100")),
+        (45, ("A100 80GB", "H100", "H200")),
+        (79, ("A100 80GB", "H100", "H200")),
+        (80, ("H200", "B200", "B300")),
+        (140, ("H200", "B200", "B300")),
+        (141, ("B200", "B300")),
+        (178, ("B200", "B300")),
+        (179, ("B300",)),
+        (268, ("B300",)),
+    ],
+)
+def test_models_with_the_memory_of_a_task_are_proposed(gib: int, models: tuple[str, ...]) -> None:
+    found = propose("", "", Measured(by="owner", pods=1, memory_bytes=int(gib / 1.2 * GIB)))
+
+    assert (found.memory_bytes, found.models) == (gib * GIB, models)
+
+
 def test_a_task_that_no_card_holds_is_said_so() -> None:
     found = propose("fine-tune a 70B model on 4 GPUs")
 
     assert (found.memory_bytes, found.models) == (294 * GIB, ())
     assert "no usual card has 294 GiB: spread the task over more GPUs" in found.because
-    assert propose("train a 4B model on 1 GPU").models == ("A100 80GB", "H100", "H200")
-    assert propose("train a 7B model on 1 GPU").models == ("H200", "B200", "B300")
-    assert propose("train a 14B model on 1 GPU").models == ("B300",)
+
+
+@pytest.mark.parametrize(("gib", "is_share"), [(12, True), (13, False)])
+def test_a_share_of_a_gpu_is_enough_for_pods_that_used_little(gib: int, is_share: bool) -> None:
+    measured = Measured(by="owner", pods=1, memory_bytes=int(gib / 1.2 * GIB))
+
+    assert propose("", "", measured).is_share_enough is is_share
+
+
+def test_more_gpus_than_a_node_has_are_several_pods() -> None:
+    words = "more than 8 GPUs: several pods, one for each node"
+
+    assert words in propose("render on nine GPUs").because
+    assert words not in propose("render on eight GPUs").because
 
 
 def test_use_of_similar_pods_counts_before_the_description() -> None:
