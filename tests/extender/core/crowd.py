@@ -1,17 +1,28 @@
-"""Many nodes in all states, and requests of all kinds, the same in every run."""
+"""Many nodes in all states, and requests of all kinds, the same in every run.
+
+`python -m tests.extender.core.crowd` writes the decisions on them to `golden.txt`, after a change
+of the decision.
+"""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from extender.core.decision.evaluation import EvaluationInputs, Overlay, device_requests
+from extender.core.decision.filtering import Code
+from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.topology import Alignment
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.nodes.snapshot import NO_LIMIT, Tenant
-from extender.core.policy import Strategy, Thresholds
+from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.gpu_resources import ContainerDevices
 from extender.core.request.request import GpuRequest
-from testkit.builders import GIB, GPU, Gpu, Node, gpu, request
+from testkit.builders import GIB, GPU, Gpu, Node, gpu, request, snapshot_of
 
+GOLDEN = Path(__file__).parent / "golden.txt"
+POLICY = Policy(mps_share_bytes=int(25 * GIB))
 MODELS = (
     "",
     "nvidia h100 80gb hbm3",
@@ -30,11 +41,12 @@ def _node(draw: random.Random) -> Node:
     pick = draw.choice
     is_shared = pick([False, True])
     replicas = pick([2, 4, 10]) if is_shared else 1
-    is_well = pick([False, True, True])
-    devices = [
-        _gpu(draw, replicas, is_shared=is_shared, is_well=is_well)
-        for _ in range(pick([1, 2, 4, 8]))
-    ]
+    mood = {
+        "is_shared": is_shared,
+        "is_well": pick([False, True, True]),
+        "is_calm": pick([False, True]),
+    }
+    devices = [_gpu(draw, replicas, **mood) for _ in range(pick([1, 2, 4, 8]))]
     half = 1 << len(devices) // 2
     halves = (half - 1, (1 << len(devices)) - half) if len(devices) > 1 else (1,)
     sets = tuple((*halves, *[0] * len(devices))[: len(devices)])
@@ -47,7 +59,7 @@ def _node(draw: random.Random) -> Node:
         is_mps=is_shared and pick([False, True]),
         is_agreed=pick([True, True, False]),
         is_presumed=pick([False, True]),
-        is_reconfiguring=pick([False] * 9 + [True]),
+        is_reconfiguring=pick([False] * 29 + [True]),
         taken=0 if is_shared else pick([0, 0, 1]),
         just_freed=0 if is_shared else pick([0, 0, 1]),
         withdrawn=pick([0, 0, replicas]),
@@ -68,19 +80,21 @@ def _node(draw: random.Random) -> Node:
     return described
 
 
-def _gpu(draw: random.Random, replicas: int, *, is_shared: bool, is_well: bool) -> Gpu:
+def _gpu(
+    draw: random.Random, replicas: int, *, is_shared: bool, is_well: bool, is_calm: bool
+) -> Gpu:
     pick = draw.choice
-    activity, memory = pick([1.0, 1.0, 1.0, 0.5, 0.0]), pick([1.0, 1.0, 1.0, 0.5, 0.0])
+    known = [1.0] * 8 + [0.5, 0.0] if is_calm else [1.0, 1.0, 1.0, 0.5, 0.0]
+    activity, memory = pick(known), pick(known)
     used = pick(range(replicas + 1)) if is_shared else pick([0, 0, 1])
     assumed = pick(range(used + 1)) if is_shared else 0
     values: dict[str, Any] = {"freshness": activity, "memory_freshness": memory}
     if activity:
-        values["utilization"] = pick([0.0, 0.0, 0.1, 0.3, 0.5, 0.9])
-        values |= {
-            name: pick([None, 0.0, 0.3, 0.6, 1.0]) for name in ("latest", "peak", "next_hour")
-        }
+        values["utilization"] = pick([0.0, 0.1] if is_calm else [0.0, 0.3, 0.5, 0.9])
+        activities = [None, 0.05, 0.2] if is_calm else [None, 0.0, 0.3, 0.6, 1.0]
+        values |= {name: pick(activities) for name in ("latest", "peak", "next_hour")}
     if memory:
-        values["memory_used"] = in_use = pick([0.0, 0.0, 0.1, 0.5, 0.6, 0.95])
+        values["memory_used"] = in_use = pick([0.0, 0.1] if is_calm else [0.0, 0.5, 0.6, 0.95])
         values["others_bytes"] = others = in_use * 80 * GIB * pick([0.0, 0.5, 1.0])
         values["foreign_bytes"] = others * pick([0.0, 0.0, 0.5])
     else:
@@ -93,8 +107,9 @@ def _gpu(draw: random.Random, replicas: int, *, is_shared: bool, is_well: bool) 
         values["assumed_shares"] = pick([0, assumed])
         values["guessed_bytes"] = pick([0.0, 15 * GIB]) if assumed else 0.0
     if not is_well:
-        signs = ("is_excluded", "is_excluded_multi", "is_out", "is_foreign", "is_in_use")
-        values |= {name: pick([False, False, False, True]) for name in signs}
+        rarities = {"is_excluded": 8, "is_excluded_multi": 8, "is_out": 4, "is_foreign": 3}
+        values |= {name: pick([*[False] * most, True]) for name, most in rarities.items()}
+        values["is_in_use"] = pick([False, True])
         values |= {"penalty": pick([0.0, 0.0, 0.5]), "stress": pick([0.0, 0.5])}
     return gpu(used=used, **values)
 
@@ -139,3 +154,29 @@ def overlay(names: list[str], seed: int) -> dict[str, tuple[Tenant, ...]]:
         )
         for name in draw.sample(names, len(names) // 3)
     }
+
+
+def inputs_of(requested: GpuRequest, tenants: Overlay) -> EvaluationInputs:
+    """Return the inputs of an evaluation for a pod with one resource."""
+    ((_, devices),) = device_requests(requested)
+    return EvaluationInputs(request=requested, devices=devices, policy=POLICY, overlay=tenants)
+
+
+def golden_lines() -> Iterator[str]:
+    """Yield a line for each node and request: the decision, and the state of each device."""
+    nodes = crowd(60, seed=2)
+    snapshot = snapshot_of(nodes, models=MODELS, seen=SEEN)
+    for number, requested in enumerate(REQUESTS):
+        inputs = inputs_of(requested, overlay(list(nodes), number))
+        for one in explain(gather(snapshot, snapshot.pools[GPU], inputs, nodes)):
+            code = next(code.name for code in Code if code.text == one.rejection)
+            states = " ".join(device.state for device in one.devices)
+            counts = f"{one.landing} {one.idle} {one.needed} {one.taken}"
+            yield (
+                f"{number} {one.node} {code} {one.score:.9f} {one.chance:.6f} {counts}: "
+                f"{one.reason or '-'}: {states}"
+            )
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("".join(f"{line}\n" for line in golden_lines()), encoding="utf-8")
