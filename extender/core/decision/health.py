@@ -561,16 +561,17 @@ def throttling_in_words(mask: float) -> str:
 
 
 def _causes(reading: Mapping[str, float], health: Health) -> Iterator[str]:
-    throttling = throttling_in_words(reading.get(Signal.CLOCK_EVENT_REASONS, 0.0))
-    if throttling:
-        yield throttling
-    celsius = reading.get(Signal.TEMPERATURE, 0.0)
-    slowdown = reading.get(Signal.TEMPERATURE_SLOWDOWN, 0.0)
+    if Signal.CLOCK_EVENT_REASONS in reading:
+        throttling = throttling_in_words(reading[Signal.CLOCK_EVENT_REASONS])
+        if throttling:
+            yield throttling
+    celsius = reading.get(Signal.TEMPERATURE, -np.inf)
+    slowdown = reading.get(Signal.TEMPERATURE_SLOWDOWN, -np.inf)
     if slowdown > WARN_CELSIUS:
         if celsius > slowdown - WARN_CELSIUS:
             yield f"{celsius:.0f} °C, its clocks are held back from {slowdown:.0f} °C on"
     elif celsius > health.temperature_warn_celsius:
         yield f"{celsius:.0f} °C"
-    of_memory = reading.get(Signal.MEMORY_TEMPERATURE, 0.0)
+    of_memory = reading.get(Signal.MEMORY_TEMPERATURE, -np.inf)
     if of_memory > health.memory_temperature_warn_celsius:
         yield f"memory at {of_memory:.0f} °C"

@@ -97,6 +97,8 @@ PREFIX: Final = "idlegpu.io/"
 _MAX_MODELS: Final = 16
 _MAX_SHOWN: Final = 100
 """Maximum length of an annotation value in messages."""
+_MAX_READ: Final = 200
+"""Maximum length of a value before repeated spaces are removed."""
 _MAX_UNKNOWN: Final = 8
 """Maximum number of unknown annotations reported per pod."""
 
@@ -408,7 +410,7 @@ def shorten(value: object) -> str:
         '20�[31m Gi'
     """
     text = value if isinstance(value, str) else type(value).__name__
-    line = " ".join(text[: 2 * _MAX_SHOWN].split())
+    line = " ".join(text[:_MAX_READ].split())
     if not line.isprintable():
         line = "".join(one if one.isprintable() else "\ufffd" for one in line)
     return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."

@@ -128,10 +128,9 @@ def test_limits_are_read_by_setting_alone_and_never_beside_the_annotation() -> N
     assert read.memory_source == "argument --gpu-memory-utilization"
 
 
-def test_the_largest_limit_of_several_containers_counts() -> None:
-    found = parsed(
-        container(TF_GPU_MEMORY_LIMIT="4096"), container(TF_GPU_MEMORY_LIMIT="8192")
-    ).request
+@pytest.mark.parametrize("mib", [("4096", "8192"), ("8192", "4096")])
+def test_the_largest_limit_of_several_containers_counts(mib: tuple[str, ...]) -> None:
+    found = parsed(*(container(TF_GPU_MEMORY_LIMIT=each) for each in mib)).request
 
     assert found is not None
     assert found.memory_bytes == 8 * GIB

@@ -50,6 +50,15 @@ def test_a_roll_finds_many_names_in_a_text() -> None:
     assert node_index.number(numbered) is numbered
 
 
+def test_a_list_with_a_duplicate_or_too_many_unknown_names_is_left_to_the_parser() -> None:
+    node_index = NodeIndex(NODES, {})
+    others = [f"other-{at:03}" for at in range(MOST_STRANGERS + 1)]
+
+    for names in ([*NODES, NODES[0]], [*NODES, *others]):
+        text = written(names)
+        assert node_index.find(text, 0, len(text)) is None
+
+
 def test_numbers_of_another_roll_are_not_taken_for_those_of_this_one() -> None:
     numbered = asked_of(NodeIndex(NODES, {}), NODES)
 

@@ -7,11 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.pod_groups import PodGroup
+from extender.core.nodes.pod_groups import PodGroup, similarity_of
 from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
 from extender.core.request.annotations import Annotation, Target, TargetPolicy, read_memory
-from extender.core.request.gpu_resources import _MAX_COUNT, ResourceNames, count_devices, has_claims
-from extender.core.request.request import GpuRequest, ParsedRequest, parse_pod_ref, parse_request
+from extender.core.request.gpu_resources import (
+    _MAX_COUNT,
+    ResourceNames,
+    count_devices,
+    count_lasting,
+    has_claims,
+)
+from extender.core.request.request import (
+    GpuRequest,
+    ParsedRequest,
+    parse_pod_ref,
+    parse_request,
+    required_models,
+)
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -233,7 +245,7 @@ def test_every_annotation_is_read() -> None:
         (Annotation.TARGET, "GPU 1"),
         (Annotation.TARGET, "gpu-1:0"),
         (Annotation.TARGET, ";".join("abcdefghijklmnopqrstuvwxyz0123456")),
-        (Annotation.TARGET, "a" + ";" * 65),
+        (Annotation.TARGET, "a" + ";" * 64),
         (Annotation.TARGET_POLICY, "maybe"),
     ],
 )
@@ -250,6 +262,78 @@ def test_an_invalid_value_is_reported_and_the_default_applies(
     assert f'"{value}"' in problem.message
     assert problem.allowed in problem.message
     assert problem.default_used in problem.message
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "attribute", "expected"),
+    [
+        (Annotation.GPU_MEMORY, "1Mi", "memory_bytes", 1 << 20),
+        (Annotation.GPU_MEMORY, "16Ti", "memory_bytes", 16 << 40),
+        (Annotation.MAX_UTILIZATION, "1", "thresholds", Thresholds(utilization=0.01)),
+        (Annotation.MAX_UTILIZATION, "100", "thresholds", Thresholds(utilization=1.0)),
+        (
+            Annotation.PREFER_MODELS,
+            ",".join(f"m{at}" for at in range(16)),
+            "preferred_models",
+            tuple(f"m{at}" for at in range(16)),
+        ),
+        (Annotation.REQUIRE_MODELS, "H100", "required_models", ("H100",)),
+        (Annotation.TARGET, "a::255", "targets", (Target("a", (255,)),)),
+        (Annotation.TARGET, "a" + ";" * 63, "targets", (Target("a"),)),
+        (
+            Annotation.TARGET,
+            ";".join(f"n{at}" for at in range(32)),
+            "targets",
+            tuple(Target(f"n{at}") for at in range(32)),
+        ),
+        (
+            Annotation.TARGET,
+            "a::" + ",".join(map(str, range(64))),
+            "targets",
+            (Target("a", tuple(range(64))),),
+        ),
+    ],
+)
+def test_values_at_their_bounds_are_valid(
+    annotation: Annotation, value: str, attribute: str, expected: object
+) -> None:
+    parsed = parse(pod(annotations={annotation: value}))
+
+    assert parsed.problems == ()
+    assert getattr(parsed.request, attribute) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "models"),
+    [
+        ({"wanted_model": "h100"}, ("h100",)),
+        ({"wanted_model": "other"}, ()),
+        ({}, ()),
+        ({"wanted_model": "h100", "wishes": ((Annotation.PREFER_MODELS, "A100"),)}, ()),
+        ({"wanted_model": "h100", "wishes": ((Annotation.REQUIRE_MODELS, "A100"),)}, ("a100",)),
+        ({"wanted_model": "h100", "wishes": ((Annotation.REQUIRE_MODELS, ","),)}, ()),
+    ],
+)
+def test_models_of_a_pod_come_from_its_annotation_or_its_node_selection(
+    record: dict[str, Any], models: tuple[str, ...]
+) -> None:
+    assert required_models(PodRecord(uid="u", namespace="ns", name="p", **record)) == models
+
+
+def test_only_a_pod_with_gpus_has_similar_pods() -> None:
+    raw = pod() | {"metadata": {"namespace": "ns", "name": "p"}}
+
+    assert "owner" in map(similarity_of, parse(raw).kin)
+    assert parse(pod(container({"cpu": "1"}))).kin == ()
+
+
+@pytest.mark.parametrize(("count", "held"), [("2", 2), ("1e18", _MAX_COUNT)])
+def test_devices_of_init_containers_last_only_in_sidecars(count: str, held: int) -> None:
+    sidecar = container({GPU: count}) | {"restartPolicy": "Always"}
+
+    assert count_lasting(pod(container(0), init=(container(8), sidecar)), ResourceNames()) == {
+        GPU: held
+    }
 
 
 def test_a_problem_reads_like_a_sentence() -> None:

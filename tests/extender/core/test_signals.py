@@ -15,6 +15,7 @@ from extender.core.decision.signals import (
     activity,
     agreed_activity,
     board_power,
+    busiest_signal,
     estimate,
     memory,
     shows_use,
@@ -89,7 +90,29 @@ def test_idle_by_utilization_and_busy_by_other_evidence_is_a_disagreement(
         ("nvidia h100 pcie", 350.0),
         ("nvidia h100 80gb hbm3", 700.0),
         ("tesla t4", 70.0),
+        ("nvidia b200", 1000.0),
+        ("nvidia h200", 700.0),
+        ("nvidia h800", 700.0),
+        ("nvidia h20", 500.0),
+        ("nvidia gh200 480gb", 900.0),
+        ("nvidia a100 pcie 40gb", 300.0),
+        ("nvidia a100 sxm4 80gb", 400.0),
+        ("nvidia a800 sxm4 80gb", 400.0),
+        ("tesla v100 pcie 16gb", 250.0),
+        ("tesla v100 sxm2 32gb", 300.0),
         ("nvidia l40s", 350.0),
+        ("nvidia l40", 300.0),
+        ("nvidia l4", 72.0),
+        ("nvidia a10g", 300.0),
+        ("nvidia a10", 150.0),
+        ("nvidia a30", 165.0),
+        ("nvidia a40", 300.0),
+        ("nvidia a16", 250.0),
+        ("nvidia a2", 60.0),
+        ("tesla p100 pcie 16gb", 300.0),
+        ("tesla p40", 250.0),
+        ("nvidia geforce rtx 4090", 450.0),
+        ("nvidia geforce rtx 3090", 350.0),
         ("quadro", NAN),
         ("", NAN),
     ],
@@ -182,6 +205,26 @@ def test_the_agent_agrees_with_the_extender(values: dict[Signal, float]) -> None
 
     seen = activity(columns, np.array([NAN])).agreed[0]
     assert (NAN if agreed is None else agreed) == pytest.approx(seen, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "rest_watts", "expected"),
+    [
+        ({"GPU_UTILIZATION": 0.5, "POWER": 700.0, "POWER_LIMIT": 700.0}, NAN, "POWER"),
+        ({"GPU_UTILIZATION": 0.5, "POWER": 420.0, "POWER_LIMIT": 700.0}, NAN, "GPU_UTILIZATION"),
+        ({"GPU_UTILIZATION": 0.5, "POWER": 420.0, "POWER_LIMIT": 700.0}, 100.0, "POWER"),
+        ({"GPU_UTILIZATION": 0.5, "POWER": 700.0, "POWER_LIMIT": 0.0}, NAN, "GPU_UTILIZATION"),
+        ({"GPU_UTILIZATION": 0.5, "POWER": 700.0}, NAN, "GPU_UTILIZATION"),
+        ({"GPU_UTILIZATION": 0.5, "POWER_LIMIT": 700.0}, NAN, "GPU_UTILIZATION"),
+        ({"POWER": 700.0, "POWER_LIMIT": 700.0}, NAN, None),
+    ],
+)
+def test_the_busiest_signal_is_named(
+    values: dict[str, float], rest_watts: float, expected: str | None
+) -> None:
+    found = busiest_signal({Signal[name]: value for name, value in values.items()}, rest_watts)
+
+    assert found is (None if expected is None else Signal[expected])
 
 
 def test_use_shows_by_memory_or_by_activity() -> None:

@@ -35,10 +35,27 @@ def test_mean_and_spread_are_those_of_the_readings() -> None:
 
 def test_a_mean_is_never_above_one() -> None:
     made = windows()
-    for at in range(0, 600, 7):
-        made.add(at, ROWS, np.ones(2))
+    made.add(0, ROWS, np.full(2, 1.5))
 
-    assert max(means(made)) <= 1.0
+    assert means(made) == [1.0, 1.0]
+    assert made.mean()[0].tolist() == made.time_steps().mean(2)[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("at", "mean", "count"), [(180, 0.55, 2.0), (210, 0.5, 1.5), (240, 0.4, 1.0)]
+)
+def test_the_oldest_of_the_last_steps_leaves_bit_by_bit(
+    at: float, mean: float, count: float
+) -> None:
+    made = windows()
+    for seconds, value in [(60, 0.7), (120, 0.4), (at, NAN)]:
+        made.add(seconds, ROWS[:1], np.array([value]))
+
+    found, readings = made.time_steps().mean(2)
+
+    assert found[0] == pytest.approx(mean)
+    assert readings[0] == count
+    assert found[1] == 0.0
 
 
 def test_values_older_than_the_window_are_dropped() -> None:
