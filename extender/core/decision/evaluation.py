@@ -121,7 +121,7 @@ def are_accepted(models: Sequence[str], required: Sequence[str]) -> Flags:
     Of a node with several models the pod must accept each.
 
     Example:
-        >>> are_accepted(["", "nvidia a2", "nvidia t4", "nvidia a2 | nvidia t4"], ["T4"])
+        >>> are_accepted(["", "nvidia a2", "nvidia t4", "nvidia a2 | nvidia t4"], ["T4", "L4"])
         array([False, False,  True, False])
     """
     if not required:

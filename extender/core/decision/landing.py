@@ -130,7 +130,7 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
     # If any device may be landed on, the allocated ones are among them.
     held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)
     certainty = np.ones(len(batch))
-    at = np.flatnonzero(~batch.is_agreed & ~batch.is_shared & (batch.held > 0))
+    at = np.flatnonzero(~batch.is_agreed & ~batch.is_shared)
     if at.size:
         held = _held_by_use(batch, offered, at)
         left = offered[at] & ~held

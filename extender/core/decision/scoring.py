@@ -266,8 +266,7 @@ def _fit(
         return units
     shared = SHARED * quiet
     if is_packing.any():
-        replicas = np.maximum(batch.replicas, 1)
-        packed = _fullness(left / replicas)
+        packed = _fullness(left / batch.replicas)
         if stranded is not None:
             packed = _SHARED_FULLNESS * packed + _usable(stranded, _MOST_SHARED_STRANDED)
         shared = np.where(is_packing, packed + _LOAD * quiet, shared)
@@ -316,7 +315,7 @@ def _calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> 
 
 def _calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
     """Return the terms of `calm` per device, by their names in `Weights.shares`."""
-    shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
+    shares_in_use = np.minimum(batch.used / batch.replicas[:, None], 1.0)
     return {
         "utilization": 1.0 - assessment.utilization,
         "headroom": assessment.headroom,
@@ -484,7 +483,7 @@ def _parts(columns: _Columns, at: int) -> Iterator[ScorePart]:
     if columns.cheapness is not None:
         yield _part(_CHEAP, PRICE, float(columns.cheapness[at]))
     load = float(columns.load[at])
-    if load < 1:
+    if load != SHARED:
         most = columns.most_fit
         yield _part(columns.fit_name, most, float(columns.fit[at]) / most)
     if columns.together.any():

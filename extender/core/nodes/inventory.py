@@ -87,8 +87,8 @@ def is_shown(label: str) -> bool:
     """Return whether a node label describes GPUs, node pool or zone.
 
     Example:
-        >>> is_shown("nvidia.com/gpu.product"), is_shown("disk")
-        (True, False)
+        >>> is_shown("nvidia.com/gpu.product"), is_shown(ZONE), is_shown("disk")
+        (True, True, False)
     """
     return label in _LABELS_SHOWN or (label.startswith(_NVIDIA_PREFIX) and is_kept(label))
 

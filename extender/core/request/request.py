@@ -172,7 +172,7 @@ class ParsedRequest:
 def parse_request(
     pod: object, *, resources: ResourceNames, defaults: Policy, group: PodGroup | None = None
 ) -> ParsedRequest:
-    """Parse a pod's GPU request, its annotations and its ResourceClaims.
+    """Parse a pod's GPU request and its annotations.
 
     Args:
         pod: the Pod object as decoded from JSON, of any shape.
@@ -335,7 +335,6 @@ class WaitingRequests:
             record.wishes,
             record.nominated_node,
             record.message if record.is_unscheduled else None,
-            record.has_claims,
             record.host,
             record.has_preferences,
             record.group,
@@ -383,7 +382,6 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
         "metadata": {"annotations": dict(record.wishes)},
         "spec": {
             "containers": [{"resources": {"limits": limits, "requests": _requests(record.host)}}],
-            "resourceClaims": [{"name": "one"}] if record.has_claims else [],
         },
         "status": {
             "nominatedNodeName": record.nominated_node,

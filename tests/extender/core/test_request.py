@@ -164,7 +164,9 @@ def test_default_names_match_the_device_plugin(name: str, is_gpu: bool) -> None:
     assert ResourceNames().matches(name) is is_gpu
 
 
-@pytest.mark.parametrize("name", ["", "*", "gpu", "nvidia.com/", "/gpu", "nvidia.com/*-x", "a/b c"])
+@pytest.mark.parametrize(
+    "name", ["", "*", "gpu", "nvidia.com/", "/gpu", "nvidia.com/*-x", "a/**", "a/b c"]
+)
 def test_a_name_that_can_be_no_resource_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"must be like nvidia\.com/gpu"):
         ResourceNames((name,))
@@ -369,6 +371,13 @@ def test_long_values_and_many_typos_are_cut() -> None:
     assert len(problems) == 9
     assert all(len(problem.message) < 600 for problem in problems)
     assert not any("\n" in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(100, "x" * 100), (101, "x" * 100 + "...")])
+def test_a_value_is_shown_up_to_a_length(length: int, shown: str) -> None:
+    (problem,) = annotated(strategy="x" * length).problems
+
+    assert problem.value == shown
 
 
 def test_an_annotation_that_is_not_a_string_is_reported() -> None:
