@@ -9,6 +9,7 @@ from extender.core.request.gpu_resources import (
     MOST_CONTAINERS,
     ResourceNames,
     excess_of,
+    list_containers,
     read_counts,
 )
 
@@ -51,6 +52,31 @@ def test_a_pod_with_a_name_longer_than_any_in_kubernetes_is_excessive(
     pod: Mapping[str, object],
 ) -> None:
     assert excess_of(pod) == "a name of 321 characters: must be at most 320"
+
+
+def test_limits_and_requests_of_all_containers_and_the_overhead_are_counted() -> None:
+    many = {f"a/{number}": "1" for number in range(1250)}
+    container = {"resources": {"limits": many, "requests": many}}
+    spec: dict[str, object] = {"containers": [container], "initContainers": [container]}
+
+    assert excess_of({"spec": spec}) == ""
+    assert excess_of({"spec": spec | {"overhead": {"cpu": "1"}}}) == (
+        "5001 limits and requests: must be at most 5000"
+    )
+    assert excess_of({"spec": spec | {"resources": {"limits": {"cpu": "1"}}}}) != ""
+
+
+def test_containers_are_listed_if_a_resource_is_requested_by_several() -> None:
+    whole, both = {"limits": {GPU: "1"}}, {"limits": {GPU: "1", SMALL: "2"}}
+
+    def listed(*resources: object) -> dict[str, list[int]]:
+        spec = {"containers": [{"resources": each} for each in resources]}
+        containers = list_containers({"spec": spec}, ResourceNames())
+        return {name: [one.devices for one in some] for name, some in containers}
+
+    assert listed(both) == listed({}) == {}
+    assert listed(whole, both) == {GPU: [1, 1], SMALL: [2]}
+    assert listed(*[whole] * 20) == {GPU: [1] * 16}
 
 
 def test_a_name_as_long_as_the_longest_in_kubernetes_is_not_excessive() -> None:
