@@ -151,9 +151,13 @@ def test_a_pod_with_a_memory_request_gets_the_memory_or_another_node(
 
 
 def test_each_whole_gpu_of_a_pod_must_have_the_room() -> None:
-    described = node(gpu(memory_free_bytes=10 * GIB), gpu())
+    full = gpu(memory_free_bytes=10 * GIB)
+    late = node(full, full, full, gpu(), held=2, is_agreed=False)
 
-    assert verdict(described, 2, **ROOM_FOR_20) is Code.NO_MEMORY
+    assert verdict(node(full, gpu()), 2, **ROOM_FOR_20) is Code.NO_MEMORY
+    assert verdict(late, 2, **ROOM_FOR_20) is Code.NO_MEMORY
+    assert verdict(late, 3, **ROOM_FOR_20) is Code.NO_MEMORY, "one of three is being released"
+    assert verdict(late, 4, **ROOM_FOR_20) is Code.NO_MEMORY
 
 
 @pytest.mark.parametrize(
