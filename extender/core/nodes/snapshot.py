@@ -244,23 +244,23 @@ class PoolRow:
     assumed: tuple[int, ...]
     assumed_shares: tuple[int, ...]
     declared_bytes: tuple[float, ...]
-    replicas: int = 1
-    allocatable: int = 0
-    withdrawn: int = 0
-    held: int = 0
-    taken: int = 0
-    is_shared: bool = False
-    is_packed: bool = False
-    is_mps: bool = False
-    is_agreed: bool = True
-    is_reconfiguring: bool = False
+    replicas: int
+    allocatable: int
+    withdrawn: int
+    held: int
+    taken: int
+    is_shared: bool
+    is_packed: bool
+    is_mps: bool
+    is_agreed: bool
+    is_reconfiguring: bool
     serves_claims: bool = False
-    model_id: int = 0
-    zone_id: int = 0
+    model_id: int
+    zone_id: int
     price: int = NO_PRICE
-    free_millicores: int = NO_LIMIT
-    free_bytes: int = NO_LIMIT
-    free_storage_bytes: int = NO_LIMIT
+    free_millicores: int
+    free_bytes: int
+    free_storage_bytes: int
     undeclared: tuple[int, ...] = ()
     leaving: "Leaving | None" = None
     loading: tuple[int, ...] = ()

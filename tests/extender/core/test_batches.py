@@ -36,7 +36,9 @@ def columns_of(batch: Batch) -> dict[str, list[object]]:
 @pytest.mark.parametrize("count", [0, 1, 250, 251, 300])
 def test_a_batch_built_in_steps_is_that_of_its_rows(count: int) -> None:
     rows = ROWS[:count]
+    width = max((len(row.slots) for row in rows), default=1)
 
+    assert built(rows).slots.shape == (count, width)
     assert columns_of(finish(batch_in_steps(rows, TELEMETRY))) == columns_of(built(rows))
 
 
