@@ -1,12 +1,17 @@
 """Feasible nodes, and the reasons against the others."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from extender.core.decision.evaluation import EvaluationInputs, device_requests, evaluate_after
 from extender.core.decision.filtering import Code, Rejection
+from extender.core.policy import Policy
 from testkit.builders import (
     GIB,
+    GPU,
     Node,
     busy,
     decide_on,
@@ -16,6 +21,7 @@ from testkit.builders import (
     rejected,
     request,
     shared,
+    snapshot_of,
     unknown,
 )
 
@@ -283,6 +289,17 @@ def test_a_nomination_where_no_pod_leaves_enough_is_no_pass(
     requested: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
 
     assert verdict(described, count, **requested) is expected
+
+
+def test_leaving_pods_free_no_device_that_telemetry_does_not_know_yet() -> None:
+    described = {"node": node(busy(used=1), busy(used=1), leaving=(0, 1))}
+    snapshot = snapshot_of(described)
+    older = replace(snapshot, telemetry=snapshot.telemetry.take(np.array([0])))
+    ((_, devices),) = device_requests(request())
+    inputs = EvaluationInputs(request=request(), devices=devices, policy=Policy(), overlay={})
+
+    assert evaluate_after(snapshot, snapshot.pools[GPU], 0, inputs) is not None
+    assert evaluate_after(older, older.pools[GPU], 0, inputs) is None
 
 
 def test_only_memory_comes_free_by_preemption() -> None:

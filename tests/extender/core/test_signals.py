@@ -1,6 +1,6 @@
 """Estimates of activity, memory and health from readings."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -334,11 +334,39 @@ def test_memory_without_a_total_is_unknown() -> None:
     assert (telemetry.memory_freshness[0], telemetry.memory_total_bytes[0]) == (0.0, 0.0)
 
 
-def test_values_from_before_a_device_was_freed_are_ignored() -> None:
-    telemetry = estimated(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        pytest.param({"freed_at": np.array([NOW])}, 0.0, id="from-before-it-was-freed"),
+        pytest.param({"measured_at": np.array([NAN])}, 0.0, id="never-measured"),
+        pytest.param({}, 420.0, id="faded"),
+    ],
+)
+@pytest.mark.parametrize("has_tenants", [False, True])
+def test_values_that_do_not_count_are_zeros(
+    changes: dict[str, Any], after: float, has_tenants: bool
+) -> None:
+    in_use = {"MEMORY_USED": 60 * GIB, "MEMORY_FREE": 20 * GIB}
+    columns = reading(1, GRAPHICS_ACTIVE=0.8, TEMPERATURE=99.0, **in_use)
+    window: dict[str, Any] = {
+        **{name: np.array([0.7]) for name in ("hour_mean", "next_hour", "recent_mean")},
+        **{name: np.array([9]) for name in ("hour_count", "recent_count")},
+    }
+    seen = evidence(
+        1,
+        columns=columns,
+        has_tenants=np.array([has_tenants]),
+        is_foreign=np.ones(1, dtype=np.bool_),
+        was_used=np.ones(1, dtype=np.bool_),
+        **window,
+        **changes,
+    )
 
-    assert telemetry.freshness[0] == telemetry.memory_freshness[0] == telemetry.stress[0] == 0.0
-    assert telemetry.memory_free_bytes[0] == 0.0
+    telemetry = estimated(seen, after=after)
+
+    known = {"memory_total_bytes"} | ({"is_foreign"} if "freed_at" in changes else set())
+    found = {each.name: getattr(telemetry, each.name)[0] for each in fields(telemetry)}
+    assert {name for name, value in found.items() if value} - known == set()
 
 
 @pytest.mark.parametrize(
