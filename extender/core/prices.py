@@ -125,8 +125,8 @@ def card_share(model: str, profile: str) -> float:
     Example:
         >>> card_share("NVIDIA H100", "3g.40gb") == 3 / 7, card_share("NVIDIA A30", "2g.12gb")
         (True, 0.5)
-        >>> card_share("NVIDIA H100", "")
-        1.0
+        >>> card_share("NVIDIA H100", ""), card_share("NVIDIA RTX PRO 6000", "1g.24gb")
+        (1.0, 0.25)
     """
     found = _PROFILE.match(profile)
     if found is None:

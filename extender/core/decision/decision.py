@@ -273,7 +273,6 @@ class _Tally:
         self._request = request
         self._candidates = candidates
         self._weighs_load = weighs_load
-        self._is_empty = True
         self._unknown_score = unknown_score(0 if request.preferred_models else PLACES)
         self.codes: Codes = np.zeros(count, dtype=np.uint8)
         self.scores = np.ones(count)
@@ -312,9 +311,6 @@ class _Tally:
         self._worsen(self._unknown_codes, np.full(len(self._candidates), self._unknown_score))
 
     def _worsen(self, codes: Codes, scores: Ratios) -> None:
-        if self._is_empty:  # the usual case: a single resource
-            self.codes, self.scores, self._is_empty = codes, scores, False
-            return
         self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
         self.scores = np.minimum(self.scores, scores)
 

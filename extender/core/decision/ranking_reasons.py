@@ -56,7 +56,7 @@ class Grounds:
     chance: float
     least: float
     is_sure: bool
-    is_freed: bool = False
+    is_freed: bool
     is_unknown: bool
     needed: int
     room: float
@@ -73,7 +73,7 @@ class Grounds:
     utilization: float
     next_hour: float
     memory_used: float
-    together: float = 0.0
+    together: float
     stranded: float | None = None
 
 
@@ -81,10 +81,10 @@ def reason(grounds: Grounds) -> str:
     """Return the reason for the rank of a node that passes, in one line.
 
     Example:
-        >>> reason(Grounds(band=Band.LIKELY, chance=1.0, least=1.0, is_sure=True, is_unknown=False,
-        ...     needed=1, room=1.0, unhealthy=0.0, suspicion=0.0, place=None,
+        >>> reason(Grounds(band=Band.LIKELY, chance=1.0, least=1.0, is_sure=True, is_freed=False,
+        ...     is_unknown=False, needed=1, room=1.0, unhealthy=0.0, suspicion=0.0, place=None,
         ...     strategy=Strategy.AUTO, is_shared=False, allocatable=8, left=4, idle=5,
-        ...     utilization=0.0, next_hour=0.0, memory_used=0.0))
+        ...     utilization=0.0, next_hour=0.0, memory_used=0.0, together=0.0))
         'certain to get an idle GPU; leaves 4 of 8 usable'
     """
     return BETWEEN.join([_landing(grounds), *_doubts(grounds), _fit(grounds)])

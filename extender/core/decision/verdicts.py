@@ -77,8 +77,8 @@ class DeviceVerdict:
     used: int
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
-    declared_bytes: int = 0
-    others_bytes: int = 0
+    declared_bytes: int
+    others_bytes: int
     index: int | None = None
     uuid: str = ""
     gpu_instance_id: str = ""

@@ -74,6 +74,8 @@ def is_kept(label: str) -> bool:
     Example:
         >>> is_kept("disk"), is_kept("feature.node.kubernetes.io/cpu-cpuid.AVX512F")
         (True, False)
+        >>> is_kept("nvidia.com/gpu.deploy.dcgm"), is_kept("nvidia.com/mig-1g.10gb.slices.gi")
+        (False, False)
     """
     if label.startswith(_DROPPED_PREFIXES):
         return False

@@ -435,6 +435,8 @@ def near_names(name: str, names: Sequence[str], most: int) -> Sequence[str]:
     Example:
         >>> near_names("gpu-3x", ("cpu-1", "gpu-1", "gpu-2", "gpu-3", "gpu-4", "web-1"), 2)
         ('gpu-3', 'gpu-4')
+        >>> near_names("a", ("cpu-1", "gpu-1", "gpu-2"), 2)
+        ('cpu-1', 'gpu-1')
     """
     start = bisect_left(names, name) - most // 2
     start = max(min(start, len(names) - most), 0)

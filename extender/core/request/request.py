@@ -381,7 +381,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     pod = {
         "metadata": {"annotations": dict(record.wishes)},
         "spec": {
-            "containers": [{"resources": {"limits": limits, "requests": _requests(record.host)}}],
+            "containers": [{"resources": {"limits": limits, "requests": _requests(record.host)}}]
         },
         "status": {
             "nominatedNodeName": record.nominated_node,

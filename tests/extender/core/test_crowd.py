@@ -1,12 +1,15 @@
 """Many nodes in all states: each is evaluated as if it were alone, and updated as if anew."""
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
+from extender.core.decision.decision import decide
 from extender.core.decision.dirty_rows import evaluate_cached, evaluate_together
 from extender.core.decision.evaluation import Evaluation, evaluate_for, row_with_tenants
-from extender.core.decision.filtering import Code
+from extender.core.decision.filtering import RELATIVE_CODES, Code
 from extender.core.decision.landing import Band
 from extender.core.decision.verdicts import explain, gather
 from extender.core.nodes.batches import take_batch
@@ -16,6 +19,7 @@ from testkit.builders import GPU, snapshot_of
 from tests.extender.core.crowd import (
     GOLDEN,
     MODELS,
+    POLICY,
     REQUESTS,
     SEEN,
     crowd,
@@ -91,6 +95,38 @@ def test_each_explanation_is_that_of_the_evaluation(
         (alone,) = explain(gather(snapshot, pool, about, [verdict.node]))
         # A part that is 0 for all nodes is left out.
         assert replace(alone, parts=()) == replace(verdict, parts=())
+
+
+@pytest.mark.parametrize("is_numbered", [False, True])
+def test_the_best_nodes_are_the_first_of_all(snapshot: Snapshot, is_numbered: bool) -> None:
+    candidates: Sequence[str] = [*reversed(NODES), "unknown"]
+    if is_numbered:
+        candidates = snapshot.node_index.number([*reversed(NODES)])
+
+    for requested in REQUESTS:
+
+        def order(ranked: int | None, requested: GpuRequest = requested) -> list[int]:
+            how: dict[str, Any] = {"overlays": {}, "ranked": ranked}
+            found: list[int] = decide(snapshot, requested, candidates, POLICY, **how).order.tolist()
+            return found
+
+        full = order(None)
+        for ranked in (0, 1, 5, 40, len(full) - 1, len(full), len(full) + 1):
+            assert order(ranked) == full[:ranked]
+
+
+def test_codes_that_depend_on_the_node_alone_are_the_others() -> None:
+    snapshot = snapshot_of(NODES, models=MODELS)
+    batch = snapshot.pools[GPU].batch
+
+    found = {
+        Code(code)
+        for requested in REQUESTS
+        for code in evaluate_for(inputs_of(requested, {}), batch, MODELS).codes.tolist()
+    }
+
+    assert found | set(RELATIVE_CODES) == set(Code)
+    assert not found & set(RELATIVE_CODES)
 
 
 def test_decisions_are_those_of_the_last_version() -> None:

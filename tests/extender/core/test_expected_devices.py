@@ -196,6 +196,18 @@ def test_shares_of_devices_sum_to_allocatable(
         assert expected.replicas == 1
 
 
+@pytest.mark.parametrize("strategy", ["time-slicing", "time-sharing", "mps"])
+def test_devices_without_telemetry_are_whole_until_a_label_gives_their_shares(
+    strategy: str,
+) -> None:
+    node = offering({"nvidia.com/gpu.sharing-strategy": strategy}, gpu=4)
+
+    (unseen,), (seen,) = expected_devices(node, {}), expected_devices(node, {"": 2})
+
+    assert (unseen.count, unseen.replicas) == (4, 1)
+    assert (seen.count, seen.replicas) == (2, 2)
+
+
 def test_gke_labels_mark_mps() -> None:
     labels = {
         "cloud.google.com/gke-gpu-sharing-strategy": "mps",

@@ -63,6 +63,16 @@ def test_a_gap_between_readings_counts_as_the_load_around_it() -> None:
     assert expected(*calm) == pytest.approx(0.01)
 
 
+def test_the_forecast_is_the_geometric_mean_of_the_root_mean_squares() -> None:
+    loads = [step * 7 % 32 / 32 for step in range(32)]
+    windows = [np.array(loads[-steps:]) for steps in (1, 2, 4, 8, 16, 32)]
+
+    squares = [np.sqrt(np.mean(window**2)) for window in windows]
+    assert expected(*loads) == pytest.approx(np.exp(np.mean(np.log(squares))), abs=0.005)
+    means = [window.mean() for window in windows]
+    assert between(*loads) == pytest.approx((min(means), max(squares)))
+
+
 LOADS = st.lists(st.floats(0, 1, width=32) | st.just(NAN), min_size=1, max_size=40)
 
 

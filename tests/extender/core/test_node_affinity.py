@@ -206,6 +206,7 @@ def test_a_cordoned_node_takes_only_pods_that_tolerate_it() -> None:
         assert not may_go(Selection(), cordoned)
         assert may_go(daemon, cordoned)
         assert may_go(ANYWHERE, cordoned)
+    assert may_go(ANYWHERE, NodeRecord(name="n", taints=(Taint(key="k", value="v"),)))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,10 @@ def test_a_pod_says_its_group_and_often_the_groups_size(
 @pytest.mark.parametrize(
     ("owner", "expected"),
     [
-        ({"kind": "PyTorchJob", "name": "train", "controller": True}, "PyTorchJob train"),
+        *[
+            ({"kind": kind, "name": "train", "controller": True}, f"{kind} train")
+            for kind in ("JAXJob", "MPIJob", "PyTorchJob", "XGBoostJob", "RayCluster")
+        ],
         ({"kind": "PyTorchJob", "name": "train"}, None),
         ({"kind": "Job", "name": "train", "controller": True}, None),
         ({"kind": "ReplicaSet", "name": "serve", "controller": True}, None),

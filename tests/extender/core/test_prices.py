@@ -8,7 +8,7 @@ import pytest
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Policy, PriceMode, Prices, Strategy
-from extender.core.prices import _SPOT_LABELS, PriceList
+from extender.core.prices import PriceList
 from testkit.builders import GIB, request
 from testkit.world import BUSY, World
 
@@ -27,7 +27,12 @@ def labelled(**labels: str) -> NodeRecord:
         (labelled(), 2.5),
         (labelled(pool="old"), 0.3),
         (replace(labelled(pool="old"), name="gift"), 0.0),
-        *((labelled(**{key: value}), 1.0) for key, value in _SPOT_LABELS),
+        (labelled(**{"node.kubernetes.io/lifecycle": "spot"}), 1.0),
+        (labelled(**{"karpenter.sh/capacity-type": "spot"}), 1.0),
+        (labelled(**{"eks.amazonaws.com/capacityType": "SPOT"}), 1.0),
+        (labelled(**{"cloud.google.com/gke-spot": "true"}), 1.0),
+        (labelled(**{"cloud.google.com/gke-preemptible": "true"}), 1.0),
+        (labelled(**{"kubernetes.azure.com/scalesetpriority": "spot"}), 1.0),
         (labelled(**{"karpenter.sh/capacity-type": "on-demand"}), 2.5),
         (labelled(pool="old", **{"karpenter.sh/capacity-type": "spot"}), 0.3),
     ],
@@ -36,6 +41,14 @@ def test_a_nodes_entry_counts_before_a_labels_and_that_before_a_models(
     node: NodeRecord | None, expected: float
 ) -> None:
     assert PriceList(LIST, spot_share=0.4).of("NVIDIA H100 80GB HBM3", node) == expected
+
+
+def test_the_first_by_name_of_equally_long_entries_counts() -> None:
+    prices = PriceList({"SXM4": 9.0, "A100": 1.0})
+
+    assert prices.of("NVIDIA A100-SXM4-80GB") == 1.0
+    spot = labelled(**{"karpenter.sh/capacity-type": "spot"})
+    assert prices.of("NVIDIA A100-SXM4-80GB", spot) == 1.0, "spot nodes cost as much by default"
 
 
 def test_a_model_outside_the_list_has_no_price() -> None:

@@ -16,6 +16,7 @@ from extender.core.request.gpu_resources import (
     count_devices,
     count_lasting,
     has_claims,
+    has_gpu_claims,
 )
 from extender.core.request.request import (
     GpuRequest,
@@ -238,6 +239,7 @@ def test_every_annotation_is_read() -> None:
         (Annotation.STRATEGY, "binpack"),
         (Annotation.PREFER_MODELS, ","),
         (Annotation.PREFER_MODELS, "H100;DROP"),
+        (Annotation.PREFER_MODELS, "A100,H100;DROP"),
         (Annotation.PREFER_MODELS, ",".join(f"m{n}" for n in range(17))),
         (Annotation.REQUIRE_MODELS, ""),
         (Annotation.TARGET, ";"),
@@ -358,7 +360,9 @@ def test_a_misspelt_annotation_is_reported_with_the_known_names() -> None:
 
 
 def test_our_own_annotations_are_not_reported_as_unknown() -> None:
-    assert annotated(state="idle", decision="node-1").problems == ()
+    own = {"state": "idle", "decision": "node-1", "reason": "idle", "proposal": "measured"}
+
+    assert annotated(**own).problems == ()
 
 
 def test_long_values_and_many_typos_are_cut() -> None:
@@ -410,6 +414,16 @@ def test_last_refusal_is_parsed_without_changing_the_request() -> None:
 def test_claims_are_seen(change: Json) -> None:
     assert has_claims(change)
     assert not has_claims(pod())
+
+
+@pytest.mark.parametrize(
+    ("name", "is_gpu"), [("gpu", True), ("mig", True), ("vfio.gpu", True), ("imex", False)]
+)
+def test_claims_for_classes_of_gpus_are_known(name: str, is_gpu: bool) -> None:
+    made = {"resourceName": f"deviceclass.resource.kubernetes.io/{name}.nvidia.com"}
+
+    status = {"extendedResourceClaimStatus": {"requestMappings": [made]}}
+    assert has_gpu_claims({"status": status}) is is_gpu
 
 
 def test_the_memory_annotation_is_read_alone_as_well() -> None:

@@ -17,6 +17,7 @@ from extender.core.decision.signals import (
     board_power,
     busiest_signal,
     estimate,
+    learn_rest,
     memory,
     shows_use,
     step_streak,
@@ -225,6 +226,28 @@ def test_the_busiest_signal_is_named(
     found = busiest_signal({Signal[name]: value for name, value in values.items()}, rest_watts)
 
     assert found is (None if expected is None else Signal[expected])
+
+
+@pytest.mark.parametrize(
+    ("before", "watts", "measured", "mean", "count", "after"),
+    [
+        pytest.param(NAN, 100.0, 0.0, 0.0, 6, 100.0, id="first"),
+        pytest.param(100.0, 120.0, 0.0, 0.0, 6, 102.0, id="rises-by-a-tenth"),
+        pytest.param(100.0, 80.0, 0.019, 0.019, 9, 98.0, id="falls-by-a-tenth"),
+        pytest.param(100.0, 120.0, 0.02, 0.0, 6, 100.0, id="active"),
+        pytest.param(100.0, 120.0, 0.0, 0.02, 6, 100.0, id="active-lately"),
+        pytest.param(100.0, 120.0, 0.0, 0.0, 5, 100.0, id="too-few-readings"),
+        pytest.param(100.0, NAN, 0.0, 0.0, 6, 100.0, id="no-power"),
+    ],
+)
+def test_idle_power_is_learned_from_devices_at_rest(
+    before: float, watts: float, measured: float, mean: float, count: int, after: float
+) -> None:
+    recent = np.array([mean]), np.array([count])
+
+    found = learn_rest(np.array([before]), np.array([watts]), np.array([measured]), recent)
+
+    assert found.tolist() == [after]
 
 
 def test_use_shows_by_memory_or_by_activity() -> None:
