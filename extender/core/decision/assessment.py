@@ -477,7 +477,7 @@ def _declared_bytes(batch: Batch, requested: DeviceRequests) -> Ratios:
     """Return the memory that a pod requests per share, with shares of the node's largest card."""
     if not requested.memory_share.any():
         return requested.memory_bytes
-    total = batch.telemetry.memory_total_bytes.max(axis=1, initial=0.0)[:, None]
+    total = batch.telemetry.memory_total_bytes.max(axis=1)[:, None]
     declared: Ratios = np.maximum(requested.memory_bytes, requested.memory_share * total)
     return declared
 
@@ -501,7 +501,7 @@ def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios
     Expected memory is the maximum of similar pods, so a pod may still fit with less. A device
     without the memory that the pod requests counts 0.
     """
-    share = np.minimum(free_bytes / np.maximum(likely_bytes, 1.0), 1.0)
+    share = free_bytes / np.maximum(likely_bytes, 1.0)
     held: Ratios = np.where(fits, np.where(free_bytes >= likely_bytes, 1.0, share), 0.0)
     return held
 

@@ -291,7 +291,7 @@ class _Tally:
 
     def add(self, evaluation: Evaluation, rows: Rows, batch: Batch) -> None:
         """Add the evaluation of one resource; row -1 marks a candidate without the resource."""
-        if rows.min(initial=0) >= 0:
+        if (rows >= 0).all():
             codes, scores = evaluation.codes[rows], evaluation.scores[rows]
             self.zones, self.prices = batch.zone_id[rows], batch.price[rows]
         else:
@@ -338,7 +338,7 @@ class _Grouping:
         """
         need, inputs = self.need, self.inputs
         holds = None
-        if self.rows.min(initial=0) >= 0:
+        if (self.rows >= 0).all():
             holds = too_few(need, self.pool, self.codes, inputs.devices.count)
         fit = fit_group(need, self.pool, self.rows, codes, inputs)
         return replace(fit, too_few=holds)

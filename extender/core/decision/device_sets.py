@@ -36,11 +36,11 @@ def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
         assessment: the nodes' devices, assessed for the pod.
     """
     landing = assessment.landing
-    if landing.needed.max(initial=0) <= 1 or not (batch.joined.any() or batch.numa.any()):
+    is_requested = (landing.needed > 1) & ~batch.is_shared
+    if not is_requested.any() or not (batch.joined.any() or batch.numa.any()):
         return _NOTHING
     mask = _masks_of(assessment.is_clean)
     count = landing.needed + landing.taken
-    is_requested = (landing.needed > 1) & ~batch.is_shared
     near = np.where(_largest(batch.numa, mask) >= count, NEAR, 0.0)
     units = np.where(_largest(batch.joined, mask) >= count, JOINED, near)
     found: Ratios = np.where(is_requested, units, 0.0)
@@ -119,5 +119,5 @@ def _masks_of(devices: Flags) -> Rows:
 
 def _largest(sets: Rows, mask: Rows) -> Rows:
     """Return the size of the largest set of each node within a mask."""
-    sizes: Rows = np.bitwise_count(sets & mask[:, None]).max(axis=1, initial=0).astype(np.intp)
+    sizes: Rows = np.bitwise_count(sets & mask[:, None]).max(axis=1).astype(np.intp)
     return sizes

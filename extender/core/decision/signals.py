@@ -229,7 +229,7 @@ def _fade(age_seconds: Column, freshness: Freshness) -> Ratios:
         >>> _fade(np.array([60.0, 270.0, 1000.0, np.nan]), Freshness()).tolist()
         [1.0, 0.5, 0.0, 0.0]
     """
-    beyond = (age_seconds - freshness.max_age_seconds) / max(freshness.fade_seconds, 1e-9)
+    beyond = (age_seconds - freshness.max_age_seconds) / freshness.fade_seconds
     return nan_to_zero(as_ratios(1.0 - beyond))
 
 

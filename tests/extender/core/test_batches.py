@@ -50,6 +50,7 @@ def test_a_batch_built_in_steps_is_that_of_its_rows(count: int) -> None:
         pytest.param([*ROWS[100:120], *ROWS[50:60], *ROWS[130:140]], id="with-new-rows"),
         pytest.param([*NARROW[-3:], *ROWS[:30]], id="with-narrower-new-rows"),
         pytest.param([*ROWS[200:210]], id="new-rows-alone"),
+        pytest.param([row for row in ROWS if len(row.slots) == 1], id="one-device-each"),
     ],
 )
 def test_a_rearranged_batch_is_that_of_its_rows(after: list[PoolRow]) -> None:

@@ -28,7 +28,7 @@ from tests.extender.core.crowd import (
     overlay,
 )
 
-NODES = crowd(200)
+NODES = crowd(120)
 
 
 @pytest.fixture(scope="module", name="snapshot")

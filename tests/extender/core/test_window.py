@@ -48,14 +48,14 @@ def test_the_oldest_of_the_last_steps_leaves_bit_by_bit(
     at: float, mean: float, count: float
 ) -> None:
     made = windows()
-    for seconds, value in [(60, 0.7), (120, 0.4), (at, NAN)]:
-        made.add(seconds, ROWS[:1], np.array([value]))
+    for seconds, values in [(60, [0.7, 0.7]), (120, [0.4, NAN]), (at, [NAN, NAN])]:
+        made.add(seconds, ROWS, np.array(values))
 
     found, readings = made.time_steps().mean(2)
 
     assert found[0] == pytest.approx(mean)
     assert readings[0] == count
-    assert found[1] == 0.0
+    assert found[1] == pytest.approx(0.7 if readings[1] else 0.0)
 
 
 def test_values_older_than_the_window_are_dropped() -> None:
