@@ -373,8 +373,8 @@ def judge(
     def column(signal: Signal) -> Column:
         return columns.get(signal, np.full(count, np.nan))
 
-    for action, which, sign, values in _signs(column, health):
-        verdict.apply(action, which, sign, values)
+    for rule in _signs(column, health):
+        verdict.apply(*rule)
     lately = column(Signal.ROWS_REMAPPED_LATELY)
     verdict.apply(HealthAction.PENALTY, lately > 0, Sign.ROWS_REMAPPED_LATELY, lately, _FEW_ROWS)
     agrees = (
@@ -397,11 +397,11 @@ def judge(
     return verdict
 
 
-_Rule = tuple[HealthAction, Flags, Sign, Column | float]
+_Rule = tuple[HealthAction, Flags, Sign] | tuple[HealthAction, Flags, Sign, Column | float]
 
 
 def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
-    """Return the rules for all signs except XIDs: action, affected devices, sign and values."""
+    """Return the rules for all signs except XIDs: arguments of `HealthColumns.apply`."""
     rows = column(Signal.UNCORRECTABLE_REMAPPED_ROWS)
     lately = column(Signal.ROWS_REMAPPED_LATELY)
     pages = nan_to_zero(column(Signal.RETIRED_PAGES_SINGLE_BIT))
@@ -418,7 +418,7 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
     remap_pending = column(Signal.ROW_REMAP_PENDING) > 0
     page_pending = column(Signal.RETIRED_PAGES_PENDING) > 0
     return (
-        (health.row_remap_failure, remap_failed, Sign.ROW_REMAP_FAILURE, 0.0),
+        (health.row_remap_failure, remap_failed, Sign.ROW_REMAP_FAILURE),
         (health.double_bit_error, double_bit > 0, Sign.DOUBLE_BIT_ERRORS, double_bit),
         (health.worn_memory, rows >= health.remapped_rows_limit, Sign.REMAPPED_ROWS, rows),
         (
@@ -439,8 +439,8 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
             recovery,
         ),
         (health.recovery_imex, recovery == _RECOVERY_IMEX, Sign.RECOVERY_ACTION, recovery),
-        (health.row_remap_pending, remap_pending, Sign.ROW_REMAP_PENDING, 0.0),
-        (health.retired_pages_pending, page_pending, Sign.RETIRED_PAGES_PENDING, 0.0),
+        (health.row_remap_pending, remap_pending, Sign.ROW_REMAP_PENDING),
+        (health.retired_pages_pending, page_pending, Sign.RETIRED_PAGES_PENDING),
         (health.dcgm_fail, status >= _DCGM_FAIL, Sign.DCGM_HEALTH, _DCGM_FAIL),
         (health.dcgm_warn, is_warned, Sign.DCGM_HEALTH, _DCGM_WARN),
         *_signs_of_nvml(column, health),
@@ -457,11 +457,11 @@ def _signs_of_nvml(column: Callable[[Signal], Column], health: Health) -> tuple[
     sram = column(Signal.SRAM_THRESHOLD_EXCEEDED) > 0
     inforom = column(Signal.INFOROM_CORRUPTED) > 0
     return (
-        (health.sram_errors, sram, Sign.SRAM_ERRORS, 0.0),
+        (health.sram_errors, sram, Sign.SRAM_ERRORS),
         (health.fabric_unhealthy, summary == _FABRIC_UNHEALTHY, Sign.FABRIC_HEALTH, summary),
         (health.fabric_limited, summary == _FABRIC_LIMITED, Sign.FABRIC_HEALTH, summary),
         (health.nvlink_down, links > 0, Sign.NVLINKS_DOWN, links),
-        (health.inforom_corrupted, inforom, Sign.INFOROM_CORRUPTED, 0.0),
+        (health.inforom_corrupted, inforom, Sign.INFOROM_CORRUPTED),
         (health.shutdown_temperature, too_hot, Sign.SHUTDOWN_TEMPERATURE, celsius),
     )
 
@@ -476,7 +476,7 @@ def _signs_of_links(column: Callable[[Signal], Column], health: Health) -> tuple
     return (
         (health.link_replays, pcie > limit, Sign.PCIE_REPLAYS, pcie),
         (health.link_replays, again > limit, Sign.NVLINK_REPLAYS, again),
-        (health.nvlink_errors, recovers, Sign.NVLINK_RECOVERIES, 0.0),
+        (health.nvlink_errors, recovers, Sign.NVLINK_RECOVERIES),
         (health.nvlink_errors, crc >= health.nvlink_crc_per_second, Sign.NVLINK_CRC_ERRORS, crc),
     )
 

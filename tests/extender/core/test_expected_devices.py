@@ -11,6 +11,7 @@ from extender.core.devices.expected_devices import (
     expected_devices,
 )
 from extender.core.devices.readings import NO_INSTANCES
+from extender.core.devices.topology import Alignment
 from extender.core.nodes.inventory import NodeRecord
 from testkit.builders import GPU
 from tests.extender.core.holding import row_of
@@ -296,6 +297,10 @@ def test_node_without_allocatable_gpus_has_devices_of_telemetry() -> None:
         (GPU, 2),
         ("nvidia.com/mig-1g.10gb.me", 1),
     ]
+    assert all(each.is_by_claims for each in expected)
+    assert {each.alignment for each in expected} == {Alignment.NONE}
+    (offered,) = expected_devices(offering(gpu=2), {"": 2})
+    assert not offered.is_by_claims
 
 
 @pytest.mark.parametrize("labels", [{}, {"nvidia.com/mig.strategy": "single"}])
