@@ -209,6 +209,14 @@ def test_devices_without_telemetry_are_whole_until_a_label_gives_their_shares(
     assert (seen.count, seen.replicas) == (2, 2)
 
 
+def test_a_label_gives_the_shares_while_no_instance_is_seen() -> None:
+    labels = {"nvidia.com/mig.strategy": "single", "nvidia.com/gpu.replicas": "2"}
+
+    (expected,) = expected_devices(offering(labels, gpu=4), {NO_INSTANCES: 1})
+
+    assert (expected.count, expected.replicas) == (2, 2)
+
+
 def test_gke_labels_mark_mps() -> None:
     labels = {
         "cloud.google.com/gke-gpu-sharing-strategy": "mps",
