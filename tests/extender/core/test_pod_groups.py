@@ -129,6 +129,14 @@ def test_some_controllers_are_groups_by_themselves(
     assert (group and group.title) == expected
 
 
+def test_only_kubernetes_own_groups_are_reverted_and_leader_worker_sets_have_a_leader() -> None:
+    kinds = ("PodGroup", "Workload", "LeaderWorkerSet", "JobSet")
+    groups = [PodGroup(kind, "ns", "train") for kind in kinds]
+
+    assert [group.is_reverted for group in groups] == [True, False, False, False]
+    assert [group.has_leader for group in groups] == [False, False, True, False]
+
+
 def test_a_job_set_has_at_least_a_pod_for_each_job_of_the_kind() -> None:
     name, replicas = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-replicas"
 

@@ -54,7 +54,7 @@ def test_jobs_of_one_cron_job_are_one_owner(before: int) -> None:
         (f"-{MINUTES}", CREATED),
         (f"{MINUTES}", CREATED),
         (f"train-{MINUTES + 1}", CREATED),
-        (f"train-{MINUTES - 32 * DAY}", CREATED),
+        (f"train-{MINUTES - 31 * DAY - 1}", CREATED),
         (f"train-{MINUTES}", ""),
         (f"train-{MINUTES}", "2026-13-41T06:30:07Z"),
         (f"train-{MINUTES}", 7),
