@@ -220,8 +220,8 @@ def _groups(names: list[str]) -> Iterator[tuple[GpuRequest, GroupNeed]]:
     yield two, GroupNeed(name="b", size=8, rest=16, total=1600, topology=near, may_go=may_go)
     yield two, GroupNeed(name="c", size=9, rest=10, placed=placed, topology=near)
     yield one, GroupNeed(name="d", size=90, rest=300, total=3000, is_uniform=False, may_go=may_go)
-    model = request(required_models=("H100",), memory_bytes=int(60 * GIB))
     yield two, GroupNeed(name="e", size=40, rest=79, total=79, is_uniform=False, topology=near)
+    model = request(required_models=("H100",), memory_bytes=int(60 * GIB))
     yield model, GroupNeed(name="f", size=900, rest=900, total=900, topology=near)
 
 

@@ -199,7 +199,7 @@ def test_each_state_of_a_status_has_its_words(signal: str, values: Sequence[int]
 
 
 def test_signs_keep_their_numbers_which_decision_logs_contain() -> None:
-    assert [int(sign) for sign in Sign] == list(range(24))
+    assert [int(sign) for sign in Sign] == list(range(len(Sign)))
 
 
 @pytest.mark.parametrize(
