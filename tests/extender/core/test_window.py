@@ -33,6 +33,12 @@ def test_mean_and_spread_are_those_of_the_readings() -> None:
     assert count.tolist() == [3, 2]
 
 
+def test_a_new_window_has_no_devices() -> None:
+    steps = Windows(600.0, 10).time_steps()
+
+    assert {each.shape for each in (steps.sums, steps.squares, steps.counts)} == {(10, 0)}
+
+
 def test_a_mean_is_never_above_one() -> None:
     made = windows()
     made.add(0, ROWS, np.full(2, 1.5))
