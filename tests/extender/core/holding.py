@@ -8,6 +8,7 @@ from typing import Any
 from extender.core.decision.allocation import DeviceTenancy, allocate
 from extender.core.decision.landing import NONE_OUT
 from extender.core.devices.expected_devices import Expected, ExpectedDevice
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Assumed, SharedPolicy
@@ -49,6 +50,7 @@ def row_of(
     measured_at: float | tuple[float, ...] | None = NOW,
     allocatable: int | None = None,
     serving: Mapping[str, Any] = MappingProxyType({}),
+    free: HostResources | None = None,
 ) -> PoolRow:
     """Build a node with its devices.
 
@@ -60,6 +62,7 @@ def row_of(
         measured_at: time of every device's measurement, or one time for each.
         allocatable: number of allocatable devices; by default all.
         serving: further expectations of the node.
+        free: CPU, memory and storage of the node that no pod requests.
     """
     shown = [()] * devices if isinstance(devices, int) else devices
     full = len(shown) * replicas
@@ -80,4 +83,5 @@ def row_of(
         tenancy,
         allocatable=full if allocatable is None else allocatable,
         capacity=full,
+        free=free,
     )

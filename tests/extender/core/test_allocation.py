@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import NO_LIMIT
 from extender.core.policy import Assumed, SharedPolicy
 from testkit.builders import GIB, GPU, NOW
 from tests.extender.core.holding import TENANCY, WARM_UP, pod, row_of, young
@@ -132,6 +134,23 @@ def test_tenant_is_loading_between_its_warm_up_and_the_limit(
 
 def test_devices_that_the_kubelet_does_not_offer_are_withdrawn() -> None:
     assert [row_of(8, allocatable=count).withdrawn for count in (7, 8, 9)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (None, (NO_LIMIT, NO_LIMIT, NO_LIMIT)),
+        (HostResources(5, 6, 7), (5, 6, 7)),
+        (HostResources(-5, -6, -7), (0, 0, 0)),
+    ],
+)
+def test_room_of_the_node_is_never_negative(
+    free: HostResources | None, expected: tuple[int, ...]
+) -> None:
+    row = row_of(1, free=free)
+
+    assert (row.free_millicores, row.free_bytes, row.free_storage_bytes) == expected
+    assert row.zone_id == 0
 
 
 @pytest.mark.parametrize("read_at", [(NOW + WARM_UP, NOW), (NOW, NOW + WARM_UP)])

@@ -107,6 +107,28 @@ def test_proposal_states_its_basis(
 
 
 @pytest.mark.parametrize(
+    ("text", "size", "each"),
+    [
+        ("qlora", "7", "1"),
+        ("adapter", "7", "2.8"),
+        ("pretrain", "1", "18"),
+        ("rerank", "0.6", "2.4"),
+        ("awq", "7", "0.8"),
+        ("fp8", "7", "1.4"),
+        ("chat", "7", "2.4"),
+        ("chat with a large model", "70", "2.4"),
+    ],
+)
+def test_an_assumed_size_and_the_bytes_of_a_parameter_are_said(
+    text: str, size: str, each: str
+) -> None:
+    found = propose(text).because[-1]
+
+    assert f" of {size} billion parameters, assumed because no size such as 7B is" in found
+    assert f": {each} bytes for each, " in found
+
+
+@pytest.mark.parametrize(
     ("spec", "gpus", "because"),
     [
         (
