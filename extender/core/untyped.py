@@ -54,8 +54,10 @@ def int_of(value: object) -> int:
     """Return a JSON integer that fits 64 bits, or 0 for anything else.
 
     Example:
-        >>> int_of(7), int_of("7"), int_of(10**30)
-        (7, 0, 0)
+        >>> int_of(7), int_of("7"), int_of(1 << 63), int_of(-(1 << 63) - 1)
+        (7, 0, 0, 0)
+        >>> int_of((1 << 63) - 1) + 1 == -int_of(-(1 << 63)) == 1 << 63
+        True
     """
     return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.decision.decision import decide
 from extender.core.decision.dirty_rows import evaluate_cached, evaluate_together
-from extender.core.decision.evaluation import Evaluation, evaluate_for, row_with_tenants
+from extender.core.decision.evaluation import Evaluation, avoid, evaluate_for, row_with_tenants
 from extender.core.decision.filtering import RELATIVE_CODES, Code
 from extender.core.decision.landing import Band
 from extender.core.decision.verdicts import explain, gather
@@ -95,6 +95,22 @@ def test_each_explanation_is_that_of_the_evaluation(
         (alone,) = explain(gather(snapshot, pool, about, [verdict.node]))
         # A part that is 0 for all nodes is left out.
         assert replace(alone, parts=()) == replace(verdict, parts=())
+
+
+def test_a_node_that_a_pod_avoids_loses_certainty_alone(snapshot: Snapshot) -> None:
+    requested = replace(REQUESTS[0], avoided={"node-003": 0.5, "gone": 1.0})
+    pool, about = snapshot.pools[GPU], inputs_of(requested, {})
+    before = evaluate_for(about, pool.batch, MODELS, SEEN)
+    suspicion = pool.batch.suspicion.copy()
+    suspicion[3] = 1 - (1 - suspicion[3]) * 0.5
+
+    after = avoid(before, snapshot, pool, about)
+
+    batch = replace(pool.batch, suspicion=suspicion)
+    assert rows_of(after) == rows_of(evaluate_for(about, batch, MODELS, SEEN))
+    verdicts = explain(gather(snapshot, pool, about, NODES))
+    assert [one.score for one in verdicts] == after.scores.tolist()
+    assert [one.suspicion for one in verdicts] == suspicion.tolist()
 
 
 @pytest.mark.parametrize("is_numbered", [False, True])

@@ -125,10 +125,14 @@ def test_a_pod_that_names_a_model_gets_it_at_any_price(mode: PriceMode, names: s
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-def test_the_parts_of_a_score_include_the_price(strategy: Strategy) -> None:
+@pytest.mark.parametrize("models", [(), ("H100",)], ids=["any", "names-a-model"])
+def test_the_parts_of_a_score_include_the_price(
+    strategy: Strategy, models: tuple[str, ...]
+) -> None:
     world = priced(PriceMode.PREFER)
+    requested = request(strategy=strategy, preferred_models=models)
 
-    for verdict in world.placer.explain_nodes(request(strategy=strategy), list(MODELS)):
+    for verdict in world.placer.explain_nodes(requested, list(MODELS)):
         assert sum(part.adds for part in verdict.parts) == pytest.approx(verdict.score)
 
 
