@@ -1,4 +1,4 @@
-"""Many nodes in all states: each is evaluated as if it were alone, and updated as if anew."""
+"""Many nodes in all states: evaluated as if each were alone, and updated as if from scratch."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -56,7 +56,9 @@ def test_each_node_is_evaluated_as_if_it_were_alone(
         ), at
 
 
-def test_entries_of_several_requests_are_updated_as_if_evaluated_anew(snapshot: Snapshot) -> None:
+def test_entries_of_several_requests_are_updated_as_if_evaluated_from_scratch(
+    snapshot: Snapshot,
+) -> None:
     pool = snapshot.pools[GPU]
     before, after = (overlay(list(NODES), seed) for seed in (1, 2))
     is_out = snapshot.telemetry.is_out
@@ -72,8 +74,8 @@ def test_entries_of_several_requests_are_updated_as_if_evaluated_anew(snapshot: 
     )
 
     for entry, requested in zip(updated, REQUESTS, strict=True):
-        anew = evaluate_for(inputs_of(requested, after), batch, MODELS, SEEN)
-        assert rows_of(entry.evaluation) == rows_of(anew)
+        from_scratch = evaluate_for(inputs_of(requested, after), batch, MODELS, SEEN)
+        assert rows_of(entry.evaluation) == rows_of(from_scratch)
 
 
 @pytest.mark.parametrize("requested", REQUESTS, ids=range(len(REQUESTS)))
@@ -146,5 +148,5 @@ def test_codes_that_depend_on_the_node_alone_are_the_others() -> None:
 
 
 def test_decisions_are_those_of_the_last_version() -> None:
-    """A change of the decision is meant: `python -m tests.extender.core.crowd` writes them anew."""
+    """A change of the decision is meant: `python -m tests.extender.core.crowd` updates them."""
     assert list(golden_lines()) == GOLDEN.read_text(encoding="utf-8").splitlines()

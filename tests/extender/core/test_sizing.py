@@ -156,6 +156,7 @@ def test_an_assumed_size_and_the_bytes_of_a_parameter_are_said(
             4,
             "4 GPUs: TP_SIZE value: 2 PP_SIZE value: 2",
         ),
+        ({"env": [{"name": "TP_SIZE", "value": "2"}]}, 2, "2 GPUs: TP_SIZE value: 2"),
         ({"parallelism": 4, "completions": 4, "tensor": 2}, 1, ""),
     ],
 )
