@@ -69,6 +69,10 @@ def test_entries_of_several_requests_are_updated_as_if_evaluated_from_scratch(
     batch = batch_rows(rows, snapshot.telemetry, pool.batch.suspicion)
 
     entries = [evaluate_cached(snapshot, pool, inputs_of(one, before)) for one in REQUESTS]
+    again = inputs_of(REQUESTS[0], before)
+    assert evaluate_cached(snapshot, pool, again, entries[:1]) is entries[0]
+    renamed = replace(snapshot, models=MODELS[::-1])
+    assert evaluate_cached(renamed, pool, again, entries[:1]) is not entries[0]
     updated = evaluate_together(
         snapshot, pool, [inputs_of(one, after) for one in REQUESTS], [[entry] for entry in entries]
     )

@@ -82,6 +82,7 @@ def in_use(count: int, of: int, held: int, **changes: Any) -> Node:
         pytest.param(in_use(2, of=4, held=2), 2, Code.PASSES, id="as-many-in-use-as-held"),
         pytest.param(in_use(3, of=4, held=2), 1, Code.PASSES, id="one-foreign-one-left"),
         pytest.param(in_use(3, of=4, held=2), 2, Code.FOREIGN_USE, id="one-foreign-two-requested"),
+        pytest.param(in_use(3, of=4, held=2), 3, Code.FOREIGN_USE, id="more-than-are-left"),
         pytest.param(in_use(4, of=4, held=4), 1, Code.PASSES, id="full-by-our-count-is-late"),
     ],
 )

@@ -114,5 +114,12 @@ def test_a_text_too_long_for_a_quantity_is_not_kept_in_the_cache() -> None:
     assert _scaled_text.cache_info().misses == before
 
 
+def test_amounts_are_added_and_subtracted_resource_by_resource() -> None:
+    one, other = HostResources(5, 60, 700), HostResources(1, 20, 300)
+
+    assert one.plus(other) == (6, 80, 1000)
+    assert one.less(other) == (4, 40, 400)
+
+
 def test_the_longest_text_of_a_quantity_counts() -> None:
     assert read_quantities("5".rjust(64, "0"), None).millicores == 5000

@@ -134,6 +134,7 @@ def test_the_newest_time_step_comes_first() -> None:
     assert steps.sums[:4, 0].tolist() == pytest.approx([0.5, 0.0, 0.6, 0.1])
     assert steps.counts[:4, 0].tolist() == [1, 0, 2, 1]
     assert made.time_steps().counts[:, 1].sum() == 0
+    assert made.time_steps(slice(0, 1)).counts[:4].tolist() == [[1], [0], [2], [1]]
 
 
 def test_the_mean_of_a_device_at_rest_never_rises() -> None:
