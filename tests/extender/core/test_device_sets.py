@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.decision.allocation import allocate
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.decision.scoring import GPU, UNITS
+from extender.core.devices.expected_devices import Expected, ExpectedDevice
 from extender.core.devices.topology import (
     _SWITCH,
     _UNKNOWN,
@@ -23,6 +25,7 @@ from extender.core.devices.topology import (
 from extender.core.policy import Strategy
 from extender.core.request.gpu_resources import ContainerDevices, ResourceNames, list_containers
 from testkit.builders import Node, busy, decide_on, gpu, node, ranking, rejected, request, score_of
+from tests.extender.core.holding import TENANCY
 
 GPU_NAME = "nvidia.com/gpu"
 QUADS = (0b1111, 0b1111_0000)
@@ -84,6 +87,33 @@ def test_gpus_of_each_numa_node_form_a_set() -> None:
     places = [Place(uuid=str(at), numa_node=at // 2) for at in range(4)]
 
     assert device_sets([*places, None]).numa == (0b11, 0b1100, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("by_labels", "by_agent", "expected"),
+    [
+        (None, None, Alignment.NONE),
+        (None, Alignment.SINGLE, Alignment.SINGLE),
+        (Alignment.RESTRICTED, Alignment.SINGLE, Alignment.RESTRICTED),
+        (Alignment.NONE, Alignment.SINGLE, Alignment.NONE),
+        (Alignment.SINGLE, None, Alignment.SINGLE),
+    ],
+)
+def test_labels_give_the_alignment_before_agents(
+    by_labels: Alignment | None, by_agent: Alignment | None, expected: Alignment
+) -> None:
+    places = [Place(numa_node=0), Place(numa_node=1, alignment=by_agent)]
+
+    row = allocate(
+        Expected(resource=GPU_NAME, count=2, alignment=by_labels),
+        [ExpectedDevice(row=at, place=place) for at, place in enumerate(places)],
+        (),
+        TENANCY,
+        allocatable=2,
+        capacity=2,
+    )
+
+    assert row.alignment == expected
 
 
 def test_nothing_is_known_without_places_or_of_very_wide_nodes() -> None:

@@ -381,3 +381,20 @@ def test_tentative_pods_follow_those_that_leave() -> None:
     batch = left_by_pods(HELD, HELD, tenants=(Tenant(uid="t", count=1),))
 
     assert batch.held.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("count", "placed", "after"),
+    [
+        pytest.param(2, (0, 0, 2), (0, 1, 2), id="all"),
+        pytest.param(3, (0, 0, 2), (1, 1, 2), id="the-others-by-the-policy"),
+        pytest.param(1, (0, 0, 2), (1, 1, 0), id="more-than-it-has"),
+        pytest.param(2, (0, 2, 0), (1, 1, 1), id="more-than-the-device-has-left"),
+    ],
+)
+def test_replicas_stay_where_they_were_assumed_if_there_is_room(
+    count: int, placed: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    tenant = Tenant(uid="a", count=count, placed=placed)
+
+    assert assume(used(0, 1, 0, replicas=2).row(0), (tenant,)).used == after

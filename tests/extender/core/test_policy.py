@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from extender.core.policy import Health, HealthSign, Policy, Weights
+from extender.core.policy import WARN_CELSIUS, Health, HealthAction, HealthSign, Policy, Weights
 from extender.core.quantity import parse_quantity
 
 PAGE: Final = (Path(__file__).parents[3] / "docs/settings.md").read_text(encoding="utf-8")
@@ -48,8 +48,10 @@ def test_the_defaults_of_a_policy_are_the_documented_ones() -> None:
     sections |= {"weights", "strategy", "shared_policy", "recent_seconds", "group_topology"}
     attributes = {name: name for name in documented if name.partition(".")[0] in sections}
 
+    policy = Policy()
     for name, attribute in (attributes | ATTRIBUTES).items():
-        assert attrgetter(attribute)(Policy()) == value_of(*documented[name]), name
+        assert attrgetter(attribute)(policy) == value_of(*documented[name]), name
+    assert sum(policy.weights.shares.values()) == pytest.approx(1.0)
 
 
 def test_the_default_action_of_each_sign_is_the_documented_one() -> None:
@@ -67,8 +69,14 @@ def test_limits_that_no_setting_changes() -> None:
     assert (failures.within_seconds, failures.half_life_seconds) == (60, 600)
     assert policy.foreign.readings == 2
     assert policy.assumed.simulated_seconds == 1
-    assert policy.health.remapped_rows_per_day == 3
-    assert policy.health.penalty == 0.5
+    health = policy.health
+    assert (health.remapped_rows_per_day, health.remapped_rows_limit) == (3, 512)
+    assert (health.retired_pages_warn, health.retired_pages_limit) == (15, 63)
+    assert (health.penalty, health.nvlink_crc_per_second) == (0.5, 100)
+    assert health.temperature_high_celsius - health.temperature_warn_celsius == WARN_CELSIUS
+    of_memory = health.memory_temperature_high_celsius - health.memory_temperature_warn_celsius
+    assert of_memory == WARN_CELSIUS
+    assert health.xid_action(79) is HealthAction.EXCLUDE_NODE
 
 
 def test_weights_count_by_their_ratios() -> None:

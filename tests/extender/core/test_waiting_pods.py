@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.pod_groups import PodGroup
 from extender.core.policy import Policy, Strategy, Thresholds
-from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.gpu_resources import ContainerDevices, ResourceNames
 from extender.core.request.request import _REMEMBERED, ParsedRequest, WaitingRequests, parse_request
 from extender.sources.kubernetes.records import reduce_pod
 from testkit.kube_objects import GPU, Object, pod
@@ -134,3 +136,28 @@ def test_a_limit_of_a_framework_is_kept() -> None:
 
     assert request is not None
     assert (request.memory_bytes, request.memory_share) == (None, 0.4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resources": {GPU: 3}},
+        {"containers": ((GPU, (ContainerDevices(1), ContainerDevices(1))),)},
+        {"wishes": (("idlegpu.io/require-idle", "true"),)},
+        {"nominated_node": "node"},
+        {"is_unscheduled": True, "message": "0/9"},
+        {"host": HostResources(1000, 0, 0)},
+        {"has_preferences": True},
+        {"group": PodGroup("JobSet", "ns", "train", 3)},
+        {"memory_bytes": 5},
+        {"memory_share": 0.5},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_requests_that_differ_are_read_each_for_itself(change: dict[str, Any]) -> None:
+    record, cached = record_of(pod("p", 2)), WaitingRequests()
+    changed = replace(record, **change)
+
+    before, after = cached.read(record, POLICY).request, cached.read(changed, POLICY).request
+
+    assert repr(after) == repr(read(changed).request) != repr(before)

@@ -39,6 +39,19 @@ def test_a_new_window_has_no_devices() -> None:
     assert {each.shape for each in (steps.sums, steps.squares, steps.counts)} == {(10, 0)}
 
 
+@pytest.mark.parametrize(("seconds", "counts"), [(0, [1, 2]), (20, [1, 2]), (120, [2, 1])])
+def test_readings_move_with_a_clock_that_was_set_back(seconds: float, counts: list[int]) -> None:
+    made = windows()
+    for at in (480, 600):
+        made.add(at, ROWS, np.ones(2))
+
+    made.shift_back(seconds)
+    made.add(480, ROWS, np.ones(2))
+
+    steps = made.time_steps().counts[:, 0]
+    assert steps[steps > 0].tolist() == counts
+
+
 def test_a_mean_is_never_above_one() -> None:
     made = windows()
     made.add(0, ROWS, np.full(2, 1.5))
