@@ -477,7 +477,7 @@ def _declared_bytes(batch: Batch, requested: DeviceRequests) -> Ratios:
     """Return the memory that a pod requests per share, with shares of the node's largest card."""
     if not requested.memory_share.any():
         return requested.memory_bytes
-    total = batch.telemetry.memory_total_bytes.max(axis=1)[:, None]
+    total = batch.telemetry.memory_total_bytes.max(axis=1, initial=0.0)[:, None]
     declared: Ratios = np.maximum(requested.memory_bytes, requested.memory_share * total)
     return declared
 

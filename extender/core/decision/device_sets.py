@@ -119,5 +119,5 @@ def _masks_of(devices: Flags) -> Rows:
 
 def _largest(sets: Rows, mask: Rows) -> Rows:
     """Return the size of the largest set of each node within a mask."""
-    sizes: Rows = np.bitwise_count(sets & mask[:, None]).max(axis=1).astype(np.intp)
+    sizes: Rows = np.bitwise_count(sets & mask[:, None]).max(axis=1, initial=0).astype(np.intp)
     return sizes

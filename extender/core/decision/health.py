@@ -556,7 +556,7 @@ def throttling_in_words(mask: float) -> str:
         >>> throttling_in_words(0x44), throttling_in_words(0x04)
         ('hardware thermal slowdown', '')
     """
-    bits = int(mask) & ~_POWER_CAP
+    bits = int(mask) & ~_POWER_CAP if mask < _MASK_LIMIT else 0
     return ", ".join(text for bit, text in SLOWDOWN_WORDS.items() if bits & bit)
 
 

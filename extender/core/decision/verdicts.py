@@ -396,7 +396,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
     busy = mean(assessment.utilization, works, working)
     ahead = mean(assessment.next_hour, works, working)
     chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
-    least = chances.min(axis=1, where=devices, initial=np.inf)
+    least = chances.min(axis=1, where=devices, initial=1.0)
     together = np.broadcast_to(side_by_side(batch, assessment), len(batch))
     lost = _stranded(evidence, assessment)
     telemetry = batch.telemetry

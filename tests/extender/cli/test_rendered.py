@@ -120,12 +120,12 @@ def test_top_counts_gpus_and_says_how_many_are_hidden() -> None:
 
     lines = rendered(top._screen(some, screen_of(2), is_wide=False))
     assert re.fullmatch(
-        r"[\d:]{8}  2 GPUs, 1 MIG instances, 38% busy on average:  2 idle  1 busy", lines[0]
+        r"[\d:]{8}  2 GPUs, 1 MIG instance, 38% busy on average:  2 idle  1 busy", lines[0]
     )
     assert (len(lines), lines[-1]) == (6, "and 1 less busy")
     assert "less busy" not in rendered(top._screen(some, screen_of(3), is_wide=False))[-1]
     assert rendered(top._screen(some[2:], screen_of(3), is_wide=False))[0].endswith(
-        "0 GPUs, 1 MIG instances, ? busy on average:  1 idle"
+        "0 GPUs, 1 MIG instance, ? busy on average:  1 idle"
     )
     assert "  1 GPU, 50% busy" in rendered(top._screen(some[:1], screen_of(3), is_wide=False))[0]
 

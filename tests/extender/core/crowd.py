@@ -1,35 +1,18 @@
-"""Many nodes in all states, and requests of all kinds, the same in every run.
-
-`python -m tests.extender.core.crowd` writes the decisions on them to `golden.txt`, after a change
-of the decision.
-"""
+"""Many nodes in all states, and requests of all kinds, the same in every run."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from extender.core.decision.allocation import DeviceTenancy
-from extender.core.decision.decision import decide
 from extender.core.decision.evaluation import EvaluationInputs, Overlay, device_requests
-from extender.core.decision.filtering import Code
-from extender.core.decision.group_fit import GroupNeed, Topology
-from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.topology import Alignment
-from extender.core.nodes.inventory import ClaimedDevice
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
-from extender.core.nodes.snapshot import NO_LIMIT, PoolRow, Tenant
-from extender.core.policy import Assumed, Policy, SharedPolicy, Strategy, Thresholds
+from extender.core.nodes.snapshot import NO_LIMIT, Tenant
+from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.gpu_resources import ContainerDevices
 from extender.core.request.request import GpuRequest
-from testkit.builders import GIB, GPU, NOW, Gpu, Node, gpu, request, snapshot_of
-from tests.extender.core import holding
+from testkit.builders import GIB, GPU, Gpu, Node, gpu, request
 
-GOLDEN = Path(__file__).parent / "golden.txt"
 POLICY = Policy(mps_share_bytes=int(25 * GIB))
 MODELS = (
     "",
@@ -169,104 +152,3 @@ def inputs_of(requested: GpuRequest, tenants: Overlay) -> EvaluationInputs:
     """Return the inputs of an evaluation for a pod with one resource."""
     ((_, devices),) = device_requests(requested)
     return EvaluationInputs(request=requested, devices=devices, policy=POLICY, overlay=tenants)
-
-
-def golden_lines() -> Iterator[str]:
-    """Yield decisions on nodes, on groups of pods, and allocations, a line each."""
-    nodes = crowd(60, seed=2)
-    snapshot = snapshot_of(nodes, models=MODELS, seen=SEEN)
-    for number, requested in enumerate(REQUESTS):
-        inputs = inputs_of(requested, overlay(list(nodes), number))
-        for one in explain(gather(snapshot, snapshot.pools[GPU], inputs, nodes)):
-            code = next(code.name for code in Code if code.text == one.rejection)
-            states = " ".join(device.state for device in one.devices)
-            counts = f"{one.landing} {one.idle} {one.needed} {one.taken}"
-            yield (
-                f"{number} {one.node} {code} {one.score:.9f} {one.chance:.6f} {counts}: "
-                f"{one.reason or '-'}: {states}"
-            )
-    for number, (requested, need) in enumerate(_groups(sorted(nodes))):
-        overlays = {GPU: overlay(list(nodes), number)}
-        candidates = tuple(nodes) if number % 2 else (*nodes, "unknown")
-        decision = decide(snapshot, requested, candidates, POLICY, overlays=overlays, group=need)
-        fit = decision.group
-        assert fit is not None
-        units = [round(each, 6) for each in fit.units]
-        places = [(one.label, one.name, one.pods) for one in fit.fitting]
-        yield f"group {number}: {fit.too_few} {places} {units} {fit.words}"
-        yield f"group {number}: {fit.ranks.tolist()} {np.bincount(decision.codes).tolist()}"
-        yield f"group {number}: {' '.join(decision.candidates[at] for at in decision.order[:20])}"
-    draw = random.Random(4)
-    for number in range(120):
-        yield f"allocation {number}: {_ALLOCATED(_allocated(draw))}"
-
-
-_ALLOCATED = attrgetter(
-    *("used", "assumed", "assumed_shares", "declared_bytes", "undeclared", "guessed_bytes"),
-    *("kindred", "loading", "allocatable", "withdrawn", "held", "taken"),
-    *("is_shared", "is_packed", "is_mps", "is_agreed", "serves_claims"),
-)
-
-
-def _groups(names: list[str]) -> Iterator[tuple[GpuRequest, GroupNeed]]:
-    """Yield requests of pods in groups, with the needs of the groups."""
-    racks = [f"rack-{at % 9}" for at in range(len(names))]
-    zones = [f"zone-{at % 9 // 5}" if at % 10 else "" for at in range(len(names))]
-    near = Topology.of({"x/rack": racks, "x/zone": zones})
-    may_go = np.array([at % 3 > 0 for at in range(len(names))])
-    one, two = request(), request(2, strategy=Strategy.SPREAD)
-    placed = {names[4]: 1, names[40]: 2, "gone": 1}
-    yield one, GroupNeed(name="a", size=3, rest=3, total=3, topology=near)
-    yield two, GroupNeed(name="b", size=8, rest=16, total=1600, topology=near, may_go=may_go)
-    yield two, GroupNeed(name="c", size=9, rest=10, placed=placed, topology=near)
-    yield one, GroupNeed(name="d", size=90, rest=300, total=3000, is_uniform=False, may_go=may_go)
-    yield two, GroupNeed(name="e", size=40, rest=79, total=79, is_uniform=False, topology=near)
-    model = request(required_models=("H100",), memory_bytes=int(60 * GIB))
-    yield model, GroupNeed(name="f", size=900, rest=900, total=900, topology=near)
-
-
-def _allocated(draw: random.Random) -> PoolRow:
-    """Return the row of a node with some pods."""
-    pick = draw.choice
-    replicas, count = pick([1, 1, 4]), pick([1, 2, 3, 4])
-    claims = (ClaimedDevice(uuid="GPU-1", name="gpu-1"), ClaimedDevice(uuid="", name="gpu-2"))
-    pods = []
-    for name in "abcd"[: pick([0, 1, 2, 3, 4])]:
-        requested = pick([0, 1, 1, 2, 3])
-        at = NOW - pick([0, 60, 120, 900, 5000])
-        has_claims = pick([False, False, True])
-        changes = {
-            "bound_at": at - pick([0, 1]),
-            "started_at": pick([None, at, at]),
-            "last_started_at": pick([None, None, NOW]),
-            "memory_bytes": pick([None, None, int(10 * GIB)]),
-            "lasting": pick([None, None, {GPU: requested // 2}]),
-            "has_claims": has_claims,
-            "has_gpu_claims": has_claims and pick([False, True]),
-            "claimed": pick([None, (), claims[:1], claims]) if has_claims else None,
-        }
-        pods.append(holding.pod(name, requested, **changes))
-    held = [tuple(one.name for one in pods if pick([False, True])) for _ in range(count)]
-    tenancy = DeviceTenancy(
-        is_mapped=pick([True, True, False]),
-        assumed=Assumed(),
-        shared_policy=pick([*SharedPolicy]),
-        is_out=np.array([pick([False, False, True]) for _ in range(count)]),
-        expected=pick([lambda _: None, lambda _: int(5 * GIB)]),
-    )
-    return holding.row_of(
-        held,
-        *pods,
-        replicas=replicas,
-        tenancy=tenancy,
-        measured_at=tuple(NOW - pick([0, 0, 100]) for _ in range(count)),
-        allocatable=count * replicas - pick([0, 0, replicas]),
-        serving={
-            "is_by_claims": pick([False, True]),
-            "is_mps": replicas > 1 and pick([False, True]),
-        },
-    )
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text("".join(f"{line}\n" for line in golden_lines()), encoding="utf-8")

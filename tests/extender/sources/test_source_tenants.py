@@ -176,7 +176,7 @@ async def test_a_hanging_metric_does_not_cost_the_tenants(
     fake.series = [util(0, pod="a", namespace="ns"), series(hanging, 70, UUID="GPU-1")]
     fake.hanging = {f"({hanging}"}
 
-    found = await CollectorState(fake.url, timeout_seconds=2).round(NOW)
+    found = await CollectorState(fake.url, timeout_seconds=5).round(NOW)
 
     assert set(found.failed) == {hanging}
     assert found.tenants == {DeviceKey(("GPU-1", "")): ("ns/a",)}
