@@ -91,6 +91,10 @@ def is_shown(label: str) -> bool:
     Example:
         >>> is_shown("nvidia.com/gpu.product"), is_shown(ZONE), is_shown("disk")
         (True, True, False)
+        >>> is_shown("karpenter.sh/nodepool"), is_shown("k8s.amazonaws.com/accelerator")
+        (True, True)
+        >>> is_shown("karpenter.k8s.aws/instance-gpu-memory")
+        True
     """
     return label in _LABELS_SHOWN or (label.startswith(_NVIDIA_PREFIX) and is_kept(label))
 

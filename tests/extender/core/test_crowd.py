@@ -11,6 +11,7 @@ from extender.core.decision.dirty_rows import evaluate_cached, evaluate_together
 from extender.core.decision.evaluation import Evaluation, avoid, evaluate_for, row_with_tenants
 from extender.core.decision.filtering import RELATIVE_CODES, Code
 from extender.core.decision.landing import Band
+from extender.core.decision.scoring import UNITS, Nearness
 from extender.core.decision.verdicts import explain, gather
 from extender.core.nodes.batches import take_batch
 from extender.core.nodes.snapshot import Snapshot, batch_rows
@@ -107,6 +108,17 @@ def test_a_node_that_a_pod_avoids_loses_certainty_alone(snapshot: Snapshot) -> N
     verdicts = explain(gather(snapshot, pool, about, NODES))
     assert [one.score for one in verdicts] == after.scores.tolist()
     assert [one.suspicion for one in verdicts] == suspicion.tolist()
+
+
+def test_nearness_to_a_group_adds_to_the_score(snapshot: Snapshot) -> None:
+    evidence = gather(snapshot, snapshot.pools[GPU], inputs_of(REQUESTS[0], {}), ["node-003"])
+    near = Nearness(units=50.0, words="same rack as its group", most=80.0)
+
+    (alone,) = explain(evidence)
+    (grouped,) = explain(replace(evidence, nearness={"node-003": near}))
+
+    assert grouped.score == pytest.approx(alone.score + 50 / UNITS)
+    assert grouped.score == pytest.approx(sum(part.adds for part in grouped.parts))
 
 
 @pytest.mark.parametrize("is_numbered", [False, True])
