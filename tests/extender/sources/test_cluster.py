@@ -282,8 +282,8 @@ async def test_a_burst_yields_the_loop_to_other_tasks(
     assert len(set(feed.turns_at)) >= 25  # one iteration every 2 ms would make 50
 
 
-async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> None:
-    sink, pacer = Sink(), Pacer()
+def withholding(sink: Sink) -> _PodFeed:
+    """Return a feed that does not know yet which pods hold a new resource."""
     feed = _PodFeed(
         sink,
         ResourceNames(("nvidia.com/gpu", "amd.com/gpu")),
@@ -293,11 +293,35 @@ async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> 
         clock=lambda: 0.0,
     )
     feed.listed_resources = ResourceNames(("nvidia.com/gpu",))
+    return feed
+
+
+async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> None:
+    sink, pacer = Sink(), Pacer()
+    feed = withholding(sink)
 
     feed.begin_list()
     feed.add_listed(requesting("waits", amd="1"))
     feed.listed_resources = None
     await feed.report_withheld(pacer)
     await feed.end_list(pacer)
+
+    assert set(sink.pods) == {"waits"}
+
+
+async def test_a_withheld_pod_that_a_list_has_unreadable_is_reported_as_it_was() -> None:
+    sink, pacer = Sink(), Pacer()
+    feed = withholding(sink)
+    feed.begin_list()
+    await feed.end_list(pacer)
+    raw = requesting("waits", amd="1")
+    feed.put(raw)
+    assert not sink.pods
+
+    feed.begin_list()
+    feed.keep_unreadable(raw)
+    await feed.end_list(pacer)
+    feed.listed_resources = None
+    await feed.report_withheld(pacer)
 
     assert set(sink.pods) == {"waits"}
