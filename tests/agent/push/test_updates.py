@@ -114,12 +114,15 @@ def test_the_age_of_an_xid_is_sent_besides_that_of_the_values() -> None:
 
 def test_means_cover_the_passes_since_the_last_sent_mean() -> None:
     updates = UpdateBuilder()
-    names = names_of(make(updates, report(0.0), Digest(totals={KEY: (10, 5.0, 4.0)})))
+    first = make(updates, report(0.0), Digest(totals={KEY: (10, 5.0, 4.0)}))
+    names = names_of(first)
 
     soon = make(updates, report(1.0), Digest(totals={KEY: (11, 6.0, 5.0)}))
     later = make(updates, report(_MEAN_SECONDS), Digest(totals={KEY: (14, 7.0, 4.5)}))
+    same = make(updates, report(2 * _MEAN_SECONDS), Digest(totals={KEY: (14, 7.0, 4.5)}))
 
-    assert math.isnan(row(soon, names, MEAN))
+    for without_mean in (first, soon, same):
+        assert math.isnan(row(without_mean, names, MEAN))
     assert row(later, names, MEAN) == 0.5
     assert row(later, names, MEAN_SQUARE) == 0.125
 
