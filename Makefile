@@ -31,8 +31,8 @@ $(BIN)/python: | python
 	@echo "installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-# What the demo needs; the development tools come on top, for everything else. Each lock file has packages
-# that the other has not, so both are installed at once: pip parses long lists, which takes one core.
+# What the demo needs; the development tools come on top, for everything else. The lock files share no
+# package, so two processes of pip install them at once; each keeps a core busy with long lists of releases.
 # --no-deps: the lock files name everything, and pip would look for newer releases of what only an extra
 # (coverage[toml]) asks for. --no-compile: Python compiles what it imports; compiling everything takes a
 # third of the time.

@@ -133,7 +133,7 @@ def lost(
 
     Args:
         world: the simulated cluster and the extender.
-        limit_seconds: time limit for each result but one.
+        limit_seconds: time limit for each result except judged placements.
         judged_seconds: time limit for placements to be judged.
     """
     before, first = world.state(), world.metrics()

@@ -156,7 +156,7 @@ class PodGroups:
             name=group.title,
             size=size,
             placed=members.placed,
-            rest=members.waiting + request.count + missing * request.count,
+            rest=members.waiting + (1 + missing) * request.count,
             total=None if declared is None else sum(counts[:declared]) + missing * counts[0],
             is_uniform=counts[0] == counts[-1],
             topology=self._topology(pool, nodes, policy.group_topology),

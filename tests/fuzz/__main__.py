@@ -62,8 +62,8 @@ class Run:
 def fuzz(target: str, *, seconds: float = math.inf, bodies: float = math.inf) -> Run:
     """Fuzz one target for a time or a number of bodies.
 
-    Several processes do it one after another, each with the bodies that the ones before it found:
-    Atheris itself takes more memory with each body.
+    Several processes run one after another, because Atheris itself takes more memory with each
+    body. Each starts from the bodies that the earlier ones found.
     """
     FAILED.mkdir(exist_ok=True)
     rounds: list[Run] = []

@@ -18,8 +18,8 @@ _MAX_RESOURCES: Final = 32
 """Maximum number of resources, least recently requested dropped first."""
 
 _HALF_LIFE: Final = 4000.0
-"""A request counts half after this many further requests. On a public trace with many fractions of
-GPUs, 1,000 leave a sixth of a percent of all GPUs more unallocated."""
+"""A request counts half after this many further requests. With 1,000, 0.16 % more of all GPUs stay
+unallocated on a public trace with many fractions of GPUs."""
 
 _LEAST: Final = 8.0
 """Minimum number of requests before they count."""
