@@ -58,6 +58,12 @@ class HostResources(NamedTuple):
 NONE: Final = HostResources()
 
 
+@lru_cache(maxsize=_MAX_CACHED)
+def shared(needs: HostResources) -> HostResources:
+    """Return one object for equal amounts: most pods and nodes request what others do."""
+    return needs
+
+
 class PlacedPod(NamedTuple):
     """A pod on a node, with the CPU, memory and storage that it requests."""
 

@@ -24,6 +24,7 @@ from extender.core.nodes.host_resources import (
     add_up,
     override,
     read_quantities,
+    shared,
 )
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of
@@ -257,7 +258,7 @@ def _placed(pod: _Pod) -> PlacedPod | None:
         own = spec.resources.requests
         needs = override(needs, _text(own.get(CPU)), _text(own.get(MEMORY)))
     needs = needs.plus(_of(spec.overhead))
-    return PlacedPod(intern(spec.node), needs) if needs != NONE else None
+    return PlacedPod(intern(spec.node), shared(needs)) if needs != NONE else None
 
 
 def _needs(resources: _Resources | None) -> HostResources:
@@ -265,14 +266,13 @@ def _needs(resources: _Resources | None) -> HostResources:
 
 
 def _of(quantities: _Quantities | None) -> HostResources:
-    """Parse a list of resources; equal results share one object."""
     if not quantities:
         return NONE
-    return _shared(*(_text(quantities.get(name)) for name in NAMES))
+    return _read(*(_text(quantities.get(name)) for name in NAMES))
 
 
 @lru_cache(maxsize=_MAX_KNOWN)
-def _shared(cpu: str | None, memory: str | None, storage: str | None) -> HostResources:
+def _read(cpu: str | None, memory: str | None, storage: str | None) -> HostResources:
     return read_quantities(cpu, memory, storage)
 
 

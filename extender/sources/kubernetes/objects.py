@@ -155,7 +155,8 @@ class ObjectCache(Generic[_Record]):
         self._replace = replace
         self._records: dict[str, _Record] = {}
         self.records: Mapping[str, _Record] = MappingProxyType(self._records)
-        self._listed: dict[str, _Record] = {}
+        self._unlisted: dict[str, None] = {}
+        self._differing: dict[str, _Record] = {}
         self._touched: set[str] | None = None
         self._is_filled = False
 
@@ -175,41 +176,52 @@ class ObjectCache(Generic[_Record]):
     def begin_list(self) -> None:
         """Start a complete list."""
         self._touched = set()
-        self._listed = {}
+        self._unlisted, self._differing = dict.fromkeys(self._records), {}
 
     def add_listed(self, key: str, record: _Record | None) -> None:
-        """Add one object of the list."""
-        if record is not None:
-            self._listed[key] = record
+        """Add one object of the list.
+
+        Only differences are stored: a second copy of all records would double the memory.
+        """
+        if record is None:
+            return
+        self._unlisted.pop(key, None)
+        if self._records.get(key) == record:
+            self._differing.pop(key, None)
+        else:
+            self._differing[key] = record
 
     def keep_unreadable(self, key: str) -> None:
-        """Keep the record of a listed object that cannot be read, unless `add_listed` has it."""
-        if key not in self._listed:
-            self._touch(key)
+        """Keep the record of a listed object that cannot be read."""
+        self._unlisted.pop(key, None)
 
     async def end_list(self, pacer: Pacer) -> None:
         """Make the records equal to the list, except those that the watch has changed meanwhile."""
-        listed, self._listed = self._listed, {}
+        unlisted, differing = self._unlisted, self._differing
+        self._unlisted, self._differing = {}, {}
         if self._is_filled or self._replace is None:
-            await self._correct(listed, pacer)
+            await self._correct(unlisted, differing, pacer)
         else:
-            self._records.clear()
-            self._records.update(listed)
-            self._replace(tuple(listed.values()))
+            for key in unlisted:
+                del self._records[key]
+            self._records.update(differing)
+            self._replace(tuple(self._records.values()))
         self._is_filled = True
         self._touched = None
 
     def abort_list(self) -> None:
         """Discard an incomplete list."""
-        self._listed = {}
+        self._unlisted, self._differing = {}, {}
         self._touched = None
 
-    async def _correct(self, listed: Mapping[str, _Record], pacer: Pacer) -> None:
-        for key in [key for key in self._records if key not in listed]:
+    async def _correct(
+        self, unlisted: Iterable[str], differing: Mapping[str, _Record], pacer: Pacer
+    ) -> None:
+        for key in unlisted:
             if not self._is_touched(key):
                 self._remove(key)
             await pacer.yield_if_due()
-        for key, record in listed.items():
+        for key, record in differing.items():
             if not self._is_touched(key):
                 self._set(key, record)
             await pacer.yield_if_due()

@@ -22,6 +22,7 @@ from extender.core.nodes.host_resources import (
     HostResources,
     read_resources,
     requested,
+    shared,
 )
 from extender.core.nodes.inventory import (
     HOSTNAME,
@@ -175,13 +176,7 @@ def _host(status: Mapping[str, object]) -> HostResources | None:
     allocatable = mapping_of(status.get("allocatable"))
     if CPU not in allocatable or MEMORY not in allocatable:
         return None
-    return _shared_needs(read_resources(allocatable))
-
-
-@lru_cache(maxsize=_MAX_CACHED)
-def _shared_needs(needs: HostResources) -> HostResources:
-    """Return cached resources, so that similar pods and nodes share one object."""
-    return needs
+    return shared(read_resources(allocatable))
 
 
 def reduce_pod(
@@ -242,7 +237,7 @@ def reduce_pod(
         has_gpu_claims=claims and has_gpu_claims(raw),
         memory_bytes=limit.memory_bytes,
         memory_share=limit.share,
-        host=_shared_needs(requested(raw)) if is_waiting else NONE,
+        host=shared(requested(raw)) if is_waiting else NONE,
         bound_at=bound_at,
         started_at=started_at,
         last_started_at=_last_started_at(spec, status, names, sidecars, started_at),

@@ -33,9 +33,13 @@ class Copy:
     def watch(self, key: str, value: int | None) -> None:
         self.object_cache.put(key, None if value is None else (key, value))
 
-    async def list(self, objects: dict[str, int]) -> None:
+    async def list(
+        self, objects: dict[str, int], late: Iterable[tuple[str, int | None]] = ()
+    ) -> None:
         for key, value in objects.items():
             self.object_cache.add_listed(key, (key, value))
+        for key, late_value in late:
+            self.watch(key, late_value)
         await self.object_cache.end_list(Pacer())
 
 
@@ -49,11 +53,12 @@ def apply_all(objects: dict[str, int], calls: list[tuple[str, int | None]]) -> d
     return after
 
 
-@given(changes, changes, changes)
+@given(changes, changes, changes, changes)
 async def test_a_list_corrects_missed_changes_and_keeps_newer_ones(
     first: list[tuple[str, int | None]],
     lost: list[tuple[str, int | None]],
     meanwhile: list[tuple[str, int | None]],
+    late: list[tuple[str, int | None]],
 ) -> None:
     copy = Copy()
     objects = apply_all({}, first)
@@ -64,9 +69,10 @@ async def test_a_list_corrects_missed_changes_and_keeps_newer_ones(
     objects = apply_all(objects, lost)
     for key, value in meanwhile:
         copy.watch(key, value)
-    await copy.list(objects)
+    await copy.list(objects, late)
 
-    truth = {key: (key, value) for key, value in apply_all(objects, meanwhile).items()}
+    now = apply_all(objects, meanwhile + late)
+    truth = {key: (key, value) for key, value in now.items()}
     assert copy.held == truth
     assert copy.object_cache.records == truth
 
