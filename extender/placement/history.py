@@ -1,12 +1,17 @@
 """Store the last decisions with their inputs."""
 
+import pickle
 import time
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from io import BytesIO
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 import numpy as np
+from typing_extensions import override
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.health import shown_by, throttling_in_words
@@ -21,7 +26,9 @@ from extender.core.decision.verdicts import (
 )
 from extender.core.devices.readings import Column, DeviceInfo, Signal
 from extender.core.nodes.node_names import NamesAt
+from extender.core.nodes.seen_requests import SeenRequests
 from extender.core.nodes.snapshot import Rows
+from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import ReportedValues
@@ -148,6 +155,56 @@ def _of_health(
     return reported
 
 
+_SHARED: Final = (DeviceInfo, GpuRequest, MappingProxyType, Policy, SeenRequests)
+"""Types of objects that the rest of the process stores, too; packed evidence refers to them."""
+
+
+class PackedEvidence:
+    """Compressed evidence: 5 KB instead of 60 for 20 nodes with 8 devices, in half a millisecond.
+
+    Attributes:
+        nodes: names of the nodes.
+    """
+
+    __slots__ = ("_bytes", "_shared", "nodes")
+
+    def __init__(self, evidence: PlacedEvidence) -> None:
+        self.nodes = evidence.nodes
+        buffer = BytesIO()
+        pickler = _Pickler(buffer)
+        pickler.dump(evidence)
+        self._bytes = zlib.compress(buffer.getvalue(), level=1)
+        self._shared = tuple(pickler.shared)
+
+    def unpack(self) -> PlacedEvidence:
+        """Return the evidence."""
+        unpickler = _Unpickler(BytesIO(zlib.decompress(self._bytes)), self._shared)
+        return cast("PlacedEvidence", unpickler.load())
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: BytesIO) -> None:
+        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
+        self.shared: list[object] = []
+
+    @override
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, _SHARED):
+            return None
+        self.shared.append(obj)
+        return len(self.shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: BytesIO, shared: Sequence[object]) -> None:
+        super().__init__(buffer)
+        self._shared = shared
+
+    @override
+    def persistent_load(self, pid: int) -> object:
+        return self._shared[pid]
+
+
 _Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]
 """Collects the inputs of the verdicts on some nodes."""
 
@@ -161,7 +218,7 @@ class DecisionRecord:
         at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
         seconds: duration of the computation.
-        evidence: inputs of the verdicts on the best nodes and on the node of the binding.
+        packed: inputs of the verdicts on the best nodes and on the node of the binding.
         is_shadow: shadow mode: every candidate passed.
         bound_node: node of the pod; "" until it is bound.
         bound_at: time when the binding was seen, seconds since the epoch.
@@ -179,7 +236,7 @@ class DecisionRecord:
     snapshot_version: int
     seconds: float
     is_shadow: bool = False
-    evidence: tuple[PlacedEvidence, ...] = ()
+    packed: tuple[PackedEvidence, ...] = ()
     bound_node: str = ""
     bound_at: float = 0.0
     gather: _Gather | None = field(default=None, repr=False)
@@ -189,6 +246,11 @@ class DecisionRecord:
     def leaves_none(self) -> bool:
         """Whether the answer refused every node."""
         return self.decision.best is None and not self.is_shadow
+
+    @property
+    def evidence(self) -> Iterator[PlacedEvidence]:
+        """Unpack the recorded evidence."""
+        return (part.unpack() for part in self.packed)
 
     @property
     def details(self) -> tuple[NodeVerdict, ...]:
@@ -359,6 +421,6 @@ def _note_bound(record: DecisionRecord, node: str, at: float) -> None:
     """Record the node of a binding, and collect the inputs of its verdict if possible."""
     record.bound_node, record.bound_at = node, at
     gather = record.gather or record.gather_late
-    if gather and all(node not in part.nodes for part in record.evidence):
-        record.evidence = (*record.evidence, *gather([node]))
+    if gather and all(node not in part.nodes for part in record.packed):
+        record.packed = (*record.packed, *map(PackedEvidence, gather([node])))
     record.gather = record.gather_late = None

@@ -20,6 +20,7 @@ from extender.placement.history import (
     Choice,
     DecisionHistory,
     DecisionRecord,
+    PackedEvidence,
     PlacedEvidence,
 )
 from testkit.agent.fleet_reports import NAN, Agents
@@ -218,7 +219,7 @@ def remember(
         decision=decide_on({best: node()}),
         snapshot_version=1,
         seconds=0.001,
-        evidence=(evidence(best),),
+        packed=(PackedEvidence(evidence(best)),),
         gather=lambda names: tuple(map(evidence, names)),
         gather_late=lambda names: tuple(replace(evidence(name), is_late=True) for name in names),
     )
