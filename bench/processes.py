@@ -103,7 +103,7 @@ def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
     def watch() -> None:
         while not is_over.wait(SAMPLE_SECONDS):
             try:
-                rss = sum(map(_rss_bytes, tree_of(pid()))) / MIB
+                rss = sum(map(_rss_bytes, _started(tree_of(pid())))) / MIB
             except (OSError, RuntimeError):
                 continue  # the process has not started or has ended
             peak.rss_mib = max(peak.rss_mib, rss)
@@ -117,6 +117,23 @@ def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
     finally:
         is_over.set()
         thread.join()
+
+
+def _started(pids: list[int]) -> list[int]:
+    """Leave out forks of the main process that do not run their own program yet.
+
+    They share nearly all pages with it, so the memory of the main process would count twice.
+    """
+    main, *others = pids
+    command = _command(main)
+    return [main, *(pid for pid in others if _command(pid) != command)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _rss_bytes(pid: int) -> int:

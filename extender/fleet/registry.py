@@ -77,7 +77,7 @@ class DeviceRegistry:
         self._descriptions: dict[str, dict[int, DeviceInfo]] = {}
         self._keys: list[DeviceKey | None] = []
         self._by_node: dict[str, list[int]] = {}
-        self._all_of_node: dict[str, set[int]] = {}
+        self._all_of_node: dict[str, list[int]] = {}
         self._placeholders: dict[str, dict[str, list[int]]] = {}
         self._placeholders_made = 0
         self._node_rows: dict[str, int] = {}
@@ -229,11 +229,12 @@ class DeviceRegistry:
         updated: list[int] = []
         nodes: set[str] = set()
         for info in devices:
-            row = self._row_of.get(info.key)
+            key = info.key
+            row = self._row_of.get(key)
             if row is None:
-                row = self._replace_placeholder(info)
+                row = self._replace_placeholder(info, key)
                 if row is None:
-                    row = self._add(info, info.key)
+                    row = self._add(info, key)
                 self._by_node.setdefault(info.node, []).append(row)
                 nodes.add(info.node)
                 assigned.append(row)
@@ -327,7 +328,7 @@ class DeviceRegistry:
     def _remove_from_node(self, node: str, row: int) -> None:
         """Remove a row from a node, and the node with its last row."""
         rows = self._all_of_node[node]
-        rows.discard(row)
+        rows.remove(row)
         if not rows:
             del self._all_of_node[node]
             self._by_node.pop(node, None)
@@ -366,7 +367,7 @@ class DeviceRegistry:
         if before.node != info.node:
             self._by_node[before.node].remove(row)
             self._by_node.setdefault(info.node, []).append(row)
-            self._all_of_node.setdefault(info.node, set()).add(row)
+            self._all_of_node.setdefault(info.node, []).append(row)
             self._remove_from_node(before.node, row)
             nodes.add(before.node)
         return before.mig_profile != info.mig_profile or before.node != info.node
@@ -388,7 +389,7 @@ class DeviceRegistry:
             if not rows:
                 del placeholders[resource]
 
-    def _replace_placeholder(self, info: DeviceInfo) -> int | None:
+    def _replace_placeholder(self, info: DeviceInfo, key: DeviceKey) -> int | None:
         """Give a new device the row of one of its node's placeholders; return None without one."""
         placeholders = next(iter(self._placeholders.get(info.node, {}).values()), ())
         if not placeholders:
@@ -398,8 +399,8 @@ class DeviceRegistry:
         former = self._keys[row]
         if former is not None:
             del self._row_of[former]
-        self._info[row], self._keys[row] = info, info.key
-        self._row_of[info.key] = row
+        self._info[row], self._keys[row] = info, key
+        self._row_of[key] = row
         return row
 
     def _add(self, info: DeviceInfo, key: DeviceKey) -> int:
@@ -410,6 +411,6 @@ class DeviceRegistry:
             row = len(self._info)
             self._info.append(info)
             self._keys.append(key)
-        self._all_of_node.setdefault(info.node, set()).add(row)
+        self._all_of_node.setdefault(info.node, []).append(row)
         self._row_of[key] = row
         return row

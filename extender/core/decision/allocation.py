@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import attrgetter, sub
+from typing import Final
 
 from extender.core.decision.landing import assume, closed_slots
 from extender.core.devices.expected_devices import Expected, ExpectedDevice, resource_profile
@@ -16,6 +18,8 @@ Guesses = dict[tuple[tuple[int, ...], str, bool], tuple[int, ...]]
 """Replicas of each slot that a pod is assumed to hold, for pods that no source shows on a device.
 
 The key: the node's slots, the pod's UID, and whether only ended init containers requested them."""
+
+_MAX_COUNTS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +121,12 @@ def allocate(
     hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
     row = PoolRow(
         slots=tuple(device.row for device in devices),
-        used=tuple(min(load.used, expected.replicas) for load in loads),
-        assumed=tuple(load.assumed for load in loads),
-        assumed_shares=tuple(load.assumed_shares for load in loads),
+        used=_counts(tuple(min(load.used, expected.replicas) for load in loads)),
+        assumed=_counts(tuple(load.assumed for load in loads)),
+        assumed_shares=_counts(tuple(load.assumed_shares for load in loads)),
         declared_bytes=tuple(load.declared_bytes for load in loads),
         guessed_bytes=tuple(load.guessed_bytes for load in loads),
-        kindred=tuple(load.kindred for load in loads),
+        kindred=_counts(tuple(load.kindred for load in loads)),
         replicas=expected.replicas,
         allocatable=allocatable,
         withdrawn=max(capacity - allocatable, 0),
@@ -141,12 +145,18 @@ def allocate(
         free_millicores=NO_LIMIT if free is None else max(free.millicores, 0),
         free_bytes=NO_LIMIT if free is None else max(free.memory_bytes, 0),
         free_storage_bytes=NO_LIMIT if free is None else max(free.storage_bytes, 0),
-        undeclared=tuple(load.undeclared for load in loads),
+        undeclared=_counts(tuple(load.undeclared for load in loads)),
     )
     if not expected.is_shared:
         row = _with_topology(row, [device.place for device in devices], expected.alignment)
     row = _with_unseen(row, unseen, devices, tenancy, loads)
-    return replace(row, loading=tuple(load.loading for load in loads))
+    return replace(row, loading=_counts(tuple(load.loading for load in loads)))
+
+
+@lru_cache(maxsize=_MAX_COUNTS)
+def _counts(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one object for equal counts: most nodes have the same."""
+    return counts
 
 
 def _with_topology(

@@ -85,7 +85,7 @@ _EARLY_STEP_SECONDS: Final = 450.0
 """The last hour is queried minute by minute; one value for each step of the forecast's windows is
 enough for earlier hours, and keeps the values few."""
 
-_STEPS_PER_QUERY: Final = 15
+_STEPS_PER_QUERY: Final = 5
 _DEVICES_PER_STEP: Final = 4096
 
 
