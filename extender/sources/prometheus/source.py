@@ -172,7 +172,7 @@ async def _read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
         part = parts.pop()
         devices = tuple(_devices_of(part))
         if devices:
-            block = np.frombuffer(part.body, dtype=np.float32).astype(np.float64)
+            block = np.frombuffer(part.body, dtype=np.float16).astype(np.float64)
             matrices = block.reshape(first.header["matrices"], len(devices), len(times))
             yield History(
                 times=times,

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 from aiohttp.test_utils import TestServer
 
@@ -13,6 +14,8 @@ from testkit.controlplane.backfilling import STEP_SECONDS, Line
 from testkit.prometheus.api import PrometheusApi
 from testkit.prometheus.samples import NAME, SampleStore, Series
 
+HALF_PRECISION: Final = 2.0**-11
+"""Relative error of past readings, which are kept with 11 bits."""
 _STEPS = 30 * 60
 
 

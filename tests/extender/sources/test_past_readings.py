@@ -1,4 +1,4 @@
-"""Readings of the past that fill the windows, exactly."""
+"""Readings of the past that fill the windows."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from extender.sources.prometheus.worker import _collect_past
 from testkit.collecting import NOW
 from testkit.controlplane.backfilling import STEP_SECONDS, Line
 from testkit.prometheus.fake import FakePrometheus, series, util
-from tests.extender.sources.past import past_of
+from tests.extender.sources.past import HALF_PRECISION, past_of
 
 Value = Callable[[float], float | None]
 UTILIZATION, ENGINE, XID = (
@@ -72,7 +72,7 @@ async def test_each_step_has_the_value_of_its_time(monkeypatch: pytest.MonkeyPat
     }
     found = dict(zip(past.devices, past.utilization.tolist(), strict=True))
     assert found == {
-        DeviceKey((uuid, "")): pytest.approx(values, nan_ok=True)
+        DeviceKey((uuid, "")): pytest.approx(values, rel=HALF_PRECISION, nan_ok=True)
         for uuid, values in expected.items()
     }
     assert past.xid is not None
@@ -88,7 +88,8 @@ async def test_a_short_window_has_only_minutes() -> None:
         )
 
     assert (NOW - past.times).tolist() == [ago * 60.0 for ago in range(10, -1, -1)]
-    assert past.utilization[0].tolist() == pytest.approx([ago / 100 for ago in range(10, -1, -1)])
+    loads = [ago / 100 for ago in range(10, -1, -1)]
+    assert past.utilization[0].tolist() == pytest.approx(loads, rel=HALF_PRECISION)
     assert past.xid is None
 
 
@@ -101,5 +102,5 @@ async def test_without_the_past_of_xids_the_utilization_is_used(fake: FakePromet
             _collect_past, client, settings, now=NOW, window_seconds=60.0
         )
 
-    assert past.utilization.tolist() == [pytest.approx([0.4, 0.4])]
+    assert past.utilization.tolist() == [pytest.approx([0.4, 0.4], rel=HALF_PRECISION)]
     assert past.xid is None

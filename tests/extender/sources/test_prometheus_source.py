@@ -25,6 +25,7 @@ from extender.sources.prometheus.source import PrometheusSource, PrometheusStatu
 from extender.sources.prometheus.worker import _ITEMS_PER_FRAME
 from testkit.prometheus.fake import FakePrometheus, series
 from tests.extender.sources.delivered import DEADLINE_SECONDS, NODES, until
+from tests.extender.sources.past import HALF_PRECISION
 
 
 @dataclass(kw_only=True)
@@ -259,7 +260,7 @@ async def test_past_readings_are_delivered_once(fake: FakePrometheus) -> None:
     assert set(history.times[1:] - history.times[:-1]) == {60.0}
     assert history.devices == (DeviceKey(("GPU-1", "")),)
     assert history.utilization.shape == (11, 1)
-    assert history.utilization[:, 0] == pytest.approx(np.full(11, 0.4))
+    assert history.utilization[:, 0] == pytest.approx(np.full(11, 0.4), rel=HALF_PRECISION)
     assert history.xid is not None
     assert set(history.xid[:, 0]) == {31.0}
 
@@ -271,7 +272,7 @@ async def test_hours_before_the_last_have_fewer_readings(fake: FakePrometheus) -
     history = delivered.history[0]
     between = history.times[1:] - history.times[:-1]
     assert between.tolist() == [450.0] * 24 + [60.0] * 60
-    assert history.utilization[:, 0] == pytest.approx(np.full(85, 0.4))
+    assert history.utilization[:, 0] == pytest.approx(np.full(85, 0.4), rel=HALF_PRECISION)
 
 
 async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus) -> None:
@@ -284,7 +285,8 @@ async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus)
 
     history = delivered.history[0]
     last = dict(zip(history.devices, history.utilization[-1].tolist(), strict=True))
-    assert last == pytest.approx({DeviceKey(("GPU-1", "")): 0.9, DeviceKey(("GPU-1", "3")): 0.2})
+    expected = {DeviceKey(("GPU-1", "")): 0.9, DeviceKey(("GPU-1", "3")): 0.2}
+    assert last == pytest.approx(expected, rel=HALF_PRECISION)
 
 
 async def test_past_readings_arrive_in_parts(fake: FakePrometheus) -> None:
@@ -305,7 +307,7 @@ async def test_past_readings_arrive_in_parts(fake: FakePrometheus) -> None:
         assert part.xid is None
         for at, (uuid, _) in enumerate(part.devices):
             load = int(uuid.removeprefix("GPU-")) % 100 / 100
-            assert part.utilization[:, at] == pytest.approx(np.full(61, load))
+            assert part.utilization[:, at] == pytest.approx(np.full(61, load), rel=HALF_PRECISION)
 
 
 async def test_a_failed_query_of_the_past_does_not_delay_readings(fake: FakePrometheus) -> None:
