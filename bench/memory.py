@@ -1,8 +1,9 @@
 """Measure resident memory of the extender and its worker process, at rest and at its peak.
 
 `python -m bench.memory` lets the extender watch a full cluster, fills its decision history with
-different requests, each followed by a binding, and makes it list all objects again. The result is
-the resident memory of all its processes together; shared pages count once for each process.
+different requests, each followed by a binding, and makes it list all objects again. The result is the
+proportional set size (PSS) of all its processes together: as in the limit of a container, pages
+that they share count once. In the resident set size (RSS) they count once for each process.
 """
 
 import argparse
@@ -40,18 +41,19 @@ class Ledger:
     def note(self, stage: str, memory: Memory | None = None) -> Memory:
         """Add a row with the current memory."""
         memory = memory or self._world.memory()
-        self.peak_mib = max(self.peak_mib, self._peak.rss_mib)
+        self.peak_mib = max(self.peak_mib, self._peak.pss_mib)
         self.rows.append(
             {
                 "stage": stage,
-                "RSS MiB": memory.rss_mib,
                 "PSS MiB": memory.pss_mib,
-                "main process": memory.processes[0],
-                "others": " + ".join(f"{one:.0f}" for one in memory.processes[1:]),
+                "peak PSS MiB meanwhile": self._peak.pss_mib,
+                "RSS MiB": memory.rss_mib,
                 "peak RSS MiB meanwhile": self._peak.rss_mib,
+                "RSS of the main process": memory.processes[0],
+                "of others": " + ".join(f"{one:.0f}" for one in memory.processes[1:]),
             }
         )
-        self._peak.rss_mib = 0.0
+        self._peak.rss_mib = self._peak.pss_mib = 0.0
         return memory
 
 
@@ -78,7 +80,7 @@ def decide(world: World, count: int) -> None:
 def measure(spec: FleetSpec, decisions: int, rest_seconds: float) -> tuple[Ledger, Memory]:
     """Measure at each stage; return the table, and the memory at the end."""
     with open_world(spec, is_started=False) as world:
-        with watching_memory(lambda: world.extender_pid) as peak:
+        with watching_memory(lambda: world.extender_pid, has_pss=True) as peak:
             ledger = Ledger(world, peak)
             world.start_extender()
             world.wait_ready()
@@ -113,8 +115,8 @@ def main() -> int:
     )
     ledger, last = measure(spec, options.decisions, options.rest_seconds)
     bounds = [
-        Bound(what="RSS of all processes", limit=LIMIT_MIB, measured=last.rss_mib, unit="MiB"),
-        Bound(what="peak RSS since start", limit=LIMIT_MIB, measured=ledger.peak_mib, unit="MiB"),
+        Bound(what="PSS of all processes", limit=LIMIT_MIB, measured=last.pss_mib, unit="MiB"),
+        Bound(what="peak PSS since start", limit=LIMIT_MIB, measured=ledger.peak_mib, unit="MiB"),
     ]
     is_met = report("memory", "Memory", rows=ledger.rows, bounds=bounds, notes=[__doc__.strip()])
     return 0 if is_met else 1

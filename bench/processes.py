@@ -14,6 +14,8 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 MIB: Final = 1 << 20
 SAMPLE_SECONDS: Final = 0.05
+PSS_SAMPLES: Final = 5
+"""Samples between two of the proportional set sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +83,23 @@ class Peak:
 
     Attributes:
         rss_mib: resident memory of all its processes together.
+        pss_mib: sum of their proportional set sizes, only if asked for.
         samples: number of samples.
     """
 
     rss_mib: float = 0.0
+    pss_mib: float = 0.0
     samples: int = 0
     series: list[tuple[float, float]] = field(default_factory=list)
 
 
 @contextmanager
-def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
+def watching_memory(pid: Callable[[], int], *, has_pss: bool = False) -> Iterator[Peak]:
     """Sample the resident memory of a process tree while the context is open.
 
     Args:
         pid: returns the PID of the main process, which may start later than the context.
+        has_pss: also sample the proportional set sizes, which stops the processes for milliseconds.
     """
     peak = Peak()
     is_over = threading.Event()
@@ -107,6 +112,8 @@ def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
             except (OSError, RuntimeError):
                 continue  # the process has not started or has ended
             peak.rss_mib = max(peak.rss_mib, rss)
+            if has_pss and peak.samples % PSS_SAMPLES == 0:
+                peak.pss_mib = max(peak.pss_mib, memory_of(pid()).pss_mib)
             peak.samples += 1
             peak.series.append((time.perf_counter() - began, rss))
 
