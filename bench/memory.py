@@ -1,9 +1,9 @@
 """Measure resident memory of the extender and its worker process, at rest and at its peak.
 
 `python -m bench.memory` lets the extender watch a full cluster, fills its decision history with
-different requests, each followed by a binding, and makes it list all objects again. The result is the
-proportional set size (PSS) of all its processes together: as in the limit of a container, pages
-that they share count once. In the resident set size (RSS) they count once for each process.
+different requests, each followed by a binding, and makes it list all objects again. The result is
+the proportional set size (PSS) of all its processes together: pages that they share count once, as
+in the limit of a container. In the resident set size (RSS) they count once for each process.
 """
 
 import argparse

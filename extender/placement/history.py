@@ -1,5 +1,6 @@
 """Store the last decisions with their inputs."""
 
+import asyncio
 import pickle
 import time
 import zlib
@@ -34,6 +35,7 @@ from extender.core.steps import Steps, finish
 from extender.fleet.columns import ReportedValues
 from extender.fleet.pods import NameCounts
 from extender.fleet.store import DeviceStore
+from extender.runtime.cooperative import YieldControl
 
 _PIECE_NODES: Final = 16
 """Nodes per cooperative step: 3 ms with eight devices each."""
@@ -218,7 +220,7 @@ class DecisionRecord:
         at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
         seconds: duration of the computation.
-        packed: inputs of the verdicts on the best nodes and on the node of the binding.
+        parts: inputs of the verdicts on the best nodes and on the node of the binding.
         is_shadow: shadow mode: every candidate passed.
         bound_node: node of the pod; "" until it is bound.
         bound_at: time when the binding was seen, seconds since the epoch.
@@ -236,7 +238,7 @@ class DecisionRecord:
     snapshot_version: int
     seconds: float
     is_shadow: bool = False
-    packed: tuple[PackedEvidence, ...] = ()
+    parts: tuple[PlacedEvidence | PackedEvidence, ...] = ()
     bound_node: str = ""
     bound_at: float = 0.0
     gather: _Gather | None = field(default=None, repr=False)
@@ -249,8 +251,12 @@ class DecisionRecord:
 
     @property
     def evidence(self) -> Iterator[PlacedEvidence]:
-        """Unpack the recorded evidence."""
-        return (part.unpack() for part in self.packed)
+        """The parts, unpacked."""
+        return (part.unpack() if isinstance(part, PackedEvidence) else part for part in self.parts)
+
+    def pack(self) -> None:
+        """Compress the parts."""
+        self.parts = tuple(map(PackedEvidence, self.evidence))
 
     @property
     def details(self) -> tuple[NodeVerdict, ...]:
@@ -298,6 +304,10 @@ _PIECE_RECORDS = 256
 """Decisions dropped per cooperative step, a few milliseconds."""
 
 
+_PACK_SECONDS: Final = 0.02
+"""Time between two decisions whose inputs are compressed, for half a millisecond each."""
+
+
 _MAX_NAMES_BYTES: Final = 64 << 20
 """Limit for candidates in all decisions that are not numbers of known nodes, about in bytes. A
 client that sends other names each time must not fill the memory."""
@@ -333,6 +343,8 @@ class DecisionHistory:
         self._by_pod: dict[str, int] = {}
         self._choices: OrderedDict[str, Choice] = OrderedDict()
         self._explainable: deque[DecisionRecord] = deque()
+        self._unpacked: deque[DecisionRecord] = deque()
+        self._has_unpacked = asyncio.Event()
         self._numbers = 0
         self._names_bytes = 0
 
@@ -383,8 +395,30 @@ class DecisionHistory:
         _, oldest = self._records.popitem(last=False)
         self._names_bytes -= _names_bytes(oldest)
         self.namespaces.remove(oldest.pod.namespace)
+        if self._unpacked and self._unpacked[0] is oldest:
+            self._unpacked.popleft()
         if self._by_pod.get(oldest.pod.uid) == oldest.number:
             del self._by_pod[oldest.pod.uid]
+
+    def note_detailed(self, record: DecisionRecord) -> None:
+        """Compress the inputs of a decision later, now that they are recorded."""
+        self._unpacked.append(record)
+        self._has_unpacked.set()
+
+    async def run(self, yield_control: YieldControl) -> None:
+        """Compress the inputs of decisions until cancelled.
+
+        Not at once, because the next request follows at once, and few at a time, because after a
+        burst most decisions are dropped soon.
+        """
+        while True:
+            await self._has_unpacked.wait()
+            await asyncio.sleep(_PACK_SECONDS)
+            await yield_control()
+            if self._unpacked:
+                self._unpacked.popleft().pack()
+            else:
+                self._has_unpacked.clear()
 
     def get(self, number: int) -> DecisionRecord | None:
         """Return the decision with a number, None if it was dropped."""
@@ -421,6 +455,6 @@ def _note_bound(record: DecisionRecord, node: str, at: float) -> None:
     """Record the node of a binding, and collect the inputs of its verdict if possible."""
     record.bound_node, record.bound_at = node, at
     gather = record.gather or record.gather_late
-    if gather and all(node not in part.nodes for part in record.packed):
-        record.packed = (*record.packed, *map(PackedEvidence, gather([node])))
+    if gather and all(node not in part.nodes for part in record.parts):
+        record.parts = (*record.parts, *gather([node]))
     record.gather = record.gather_late = None

@@ -1,5 +1,6 @@
 """History of the last decisions."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from extender.placement.history import (
     PackedEvidence,
     PlacedEvidence,
 )
+from extender.runtime.cooperative import yield_to_loop
 from testkit.agent.fleet_reports import NAN, Agents
 from testkit.builders import (
     GPU,
@@ -34,6 +36,7 @@ from testkit.builders import (
     request,
     snapshot_of,
 )
+from testkit.fake_kube import eventually
 from testkit.world import World
 
 
@@ -159,6 +162,45 @@ def test_a_sign_that_no_reading_shows_has_no_source(world: World) -> None:
     assert set(first.signals) == {"utilization", "memory"}
 
 
+def test_packed_evidence_gives_the_same_verdicts(world: World) -> None:
+    world.card().values[Signal.ROW_REMAP_PENDING] = 1.0
+    world.read(measured_at=world.clock.now - 40.0, TEMPERATURE=71.0)
+    record = decide(world)
+    before, (part,) = record.details, record.evidence
+
+    record.pack()
+
+    assert record.details == before
+    (unpacked,) = record.evidence
+    assert unpacked.evidence.request is part.evidence.request
+    assert unpacked.evidence.policy is part.evidence.policy
+    for one, other in zip(unpacked.infos, part.infos, strict=True):
+        assert one is other
+
+
+async def test_detailed_decisions_are_packed_and_dropped_ones_are_not() -> None:
+    history = DecisionHistory(2)
+    dropped, *others = (remember_in_detail(history, pod) for pod in ("a", "b", "c"))
+    task = asyncio.create_task(history.run(yield_to_loop))
+    try:
+        await eventually(lambda: all(map(is_packed, others)))
+        late = remember_in_detail(history, "d")
+        await eventually(lambda: is_packed(late))
+    finally:
+        task.cancel()
+    assert not is_packed(dropped)
+
+
+def remember_in_detail(history: DecisionHistory, pod: str) -> DecisionRecord:
+    record = remember(history, pod)
+    history.note_detailed(record)
+    return record
+
+
+def is_packed(record: DecisionRecord) -> bool:
+    return all(isinstance(part, PackedEvidence) for part in record.parts)
+
+
 def test_evidence_is_shown_as_at_the_decision(world: World) -> None:
     world.read()
     record = decide(world)
@@ -219,7 +261,7 @@ def remember(
         decision=decide_on({best: node()}),
         snapshot_version=1,
         seconds=0.001,
-        packed=(PackedEvidence(evidence(best)),),
+        parts=(evidence(best),),
         gather=lambda names: tuple(map(evidence, names)),
         gather_late=lambda names: tuple(replace(evidence(name), is_late=True) for name in names),
     )
