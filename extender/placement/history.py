@@ -304,7 +304,7 @@ _PIECE_RECORDS = 256
 """Decisions dropped per cooperative step, a few milliseconds."""
 
 
-_PACK_SECONDS: Final = 0.02
+_PACK_SECONDS: Final = 0.01
 """Time between two decisions whose inputs are compressed, for half a millisecond each."""
 
 
