@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 
 from aiohttp import web
 
@@ -359,9 +358,6 @@ class Extender:
             tasks.start("placement events", self.placement_events.run)
             tasks.start("bypassed pods", self.bypassed_pods.run)
             tasks.start("binding attribution", self.binding_attribution.run)
-            tasks.start(
-                "decision history", partial(self.history.run, self.request_tracker.yield_control)
-            )
             tasks.start("shadow mode", self.shadow_mode.run)
             tasks.start("page", self.page.run)
             tasks.start("idleness", self.pod_routes.run)

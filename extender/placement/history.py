@@ -1,18 +1,14 @@
 """Store the last decisions with their inputs."""
 
-import asyncio
 import pickle
 import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
-from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final
 
 import numpy as np
-from typing_extensions import override
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.health import shown_by, throttling_in_words
@@ -27,15 +23,13 @@ from extender.core.decision.verdicts import (
 )
 from extender.core.devices.readings import Column, DeviceInfo, Signal
 from extender.core.nodes.node_names import NamesAt
-from extender.core.nodes.seen_requests import SeenRequests
-from extender.core.nodes.snapshot import Rows
-from extender.core.policy import Policy
+from extender.core.nodes.snapshot import Rows, Telemetry, batch_rows
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import ReportedValues
+from extender.fleet.latest_values import ReportedSignals
 from extender.fleet.pods import NameCounts
 from extender.fleet.store import DeviceStore
-from extender.runtime.cooperative import YieldControl
 
 _PIECE_NODES: Final = 16
 """Nodes per cooperative step: 3 ms with eight devices each."""
@@ -157,54 +151,46 @@ def _of_health(
     return reported
 
 
-_SHARED: Final = (DeviceInfo, GpuRequest, MappingProxyType, Policy, SeenRequests)
-"""Types of objects that the rest of the process stores, too; packed evidence refers to them."""
+_NO_BATCH: Final = batch_rows((), Telemetry.missing(0), np.zeros(0))
+_NO_SIGNALS: Final = ReportedSignals(times=(), origins=(), names=())
+_NO_VALUES: Final = ReportedValues(
+    signals=(),
+    values=np.zeros((0, 0), dtype=np.float32),
+    limit_watts=np.zeros(0, dtype=np.float32),
+    rest_watts=np.zeros(0, dtype=np.float32),
+    memory=_NO_SIGNALS,
+    heat=_NO_SIGNALS,
+    clocks=_NO_SIGNALS,
+)
 
 
 class PackedEvidence:
-    """Compressed evidence: 5 KB instead of 60 for 20 nodes with 8 devices, in half a millisecond.
+    """Evidence with compressed columns: 5 KB instead of 60 for 20 nodes with 8 devices.
 
     Attributes:
         nodes: names of the nodes.
     """
 
-    __slots__ = ("_bytes", "_shared", "nodes")
+    __slots__ = ("_columns", "_others", "nodes")
 
     def __init__(self, evidence: PlacedEvidence) -> None:
         self.nodes = evidence.nodes
-        buffer = BytesIO()
-        pickler = _Pickler(buffer)
-        pickler.dump(evidence)
-        self._bytes = zlib.compress(buffer.getvalue(), level=1)
-        self._shared = tuple(pickler.shared)
+        columns = (evidence.evidence.batch, evidence.age_seconds, evidence.shown)
+        self._columns = zlib.compress(pickle.dumps(columns, pickle.HIGHEST_PROTOCOL), level=1)
+        # The rest of the process stores most of the others, too.
+        self._others = replace(
+            evidence,
+            evidence=replace(evidence.evidence, batch=_NO_BATCH),
+            age_seconds=np.zeros(0),
+            shown=_NO_VALUES,
+        )
 
     def unpack(self) -> PlacedEvidence:
         """Return the evidence."""
-        unpickler = _Unpickler(BytesIO(zlib.decompress(self._bytes)), self._shared)
-        return cast("PlacedEvidence", unpickler.load())
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: BytesIO) -> None:
-        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self.shared: list[object] = []
-
-    @override
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, _SHARED):
-            return None
-        self.shared.append(obj)
-        return len(self.shared) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: BytesIO, shared: Sequence[object]) -> None:
-        super().__init__(buffer)
-        self._shared = shared
-
-    @override
-    def persistent_load(self, pid: int) -> object:
-        return self._shared[pid]
+        columns = pickle.loads(zlib.decompress(self._columns))  # noqa: S301 - of this process
+        batch, age_seconds, shown = columns
+        evidence = replace(self._others.evidence, batch=batch)
+        return replace(self._others, evidence=evidence, age_seconds=age_seconds, shown=shown)
 
 
 _Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]
@@ -220,7 +206,7 @@ class DecisionRecord:
         at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
         seconds: duration of the computation.
-        parts: inputs of the verdicts on the best nodes and on the node of the binding.
+        packed: inputs of the verdicts on the best nodes and on the node of the binding.
         is_shadow: shadow mode: every candidate passed.
         bound_node: node of the pod; "" until it is bound.
         bound_at: time when the binding was seen, seconds since the epoch.
@@ -238,7 +224,7 @@ class DecisionRecord:
     snapshot_version: int
     seconds: float
     is_shadow: bool = False
-    parts: tuple[PlacedEvidence | PackedEvidence, ...] = ()
+    packed: tuple[PackedEvidence, ...] = ()
     bound_node: str = ""
     bound_at: float = 0.0
     gather: _Gather | None = field(default=None, repr=False)
@@ -251,12 +237,8 @@ class DecisionRecord:
 
     @property
     def evidence(self) -> Iterator[PlacedEvidence]:
-        """The parts, unpacked."""
-        return (part.unpack() if isinstance(part, PackedEvidence) else part for part in self.parts)
-
-    def pack(self) -> None:
-        """Compress the parts."""
-        self.parts = tuple(map(PackedEvidence, self.evidence))
+        """Unpack the recorded evidence."""
+        return (part.unpack() for part in self.packed)
 
     @property
     def details(self) -> tuple[NodeVerdict, ...]:
@@ -304,10 +286,6 @@ _PIECE_RECORDS = 256
 """Decisions dropped per cooperative step, a few milliseconds."""
 
 
-_PACK_SECONDS: Final = 0.01
-"""Time between two decisions whose inputs are compressed, for half a millisecond each."""
-
-
 _MAX_NAMES_BYTES: Final = 64 << 20
 """Limit for candidates in all decisions that are not numbers of known nodes, about in bytes. A
 client that sends other names each time must not fill the memory."""
@@ -343,8 +321,6 @@ class DecisionHistory:
         self._by_pod: dict[str, int] = {}
         self._choices: OrderedDict[str, Choice] = OrderedDict()
         self._explainable: deque[DecisionRecord] = deque()
-        self._unpacked: deque[DecisionRecord] = deque()
-        self._has_unpacked = asyncio.Event()
         self._numbers = 0
         self._names_bytes = 0
 
@@ -395,30 +371,8 @@ class DecisionHistory:
         _, oldest = self._records.popitem(last=False)
         self._names_bytes -= _names_bytes(oldest)
         self.namespaces.remove(oldest.pod.namespace)
-        if self._unpacked and self._unpacked[0] is oldest:
-            self._unpacked.popleft()
         if self._by_pod.get(oldest.pod.uid) == oldest.number:
             del self._by_pod[oldest.pod.uid]
-
-    def note_detailed(self, record: DecisionRecord) -> None:
-        """Compress the inputs of a decision later, now that they are recorded."""
-        self._unpacked.append(record)
-        self._has_unpacked.set()
-
-    async def run(self, yield_control: YieldControl) -> None:
-        """Compress the inputs of decisions until cancelled.
-
-        Not at once, because the next request follows at once, and few at a time, because after a
-        burst most decisions are dropped soon.
-        """
-        while True:
-            await self._has_unpacked.wait()
-            await asyncio.sleep(_PACK_SECONDS)
-            await yield_control()
-            if self._unpacked:
-                self._unpacked.popleft().pack()
-            else:
-                self._has_unpacked.clear()
 
     def get(self, number: int) -> DecisionRecord | None:
         """Return the decision with a number, None if it was dropped."""
@@ -455,6 +409,6 @@ def _note_bound(record: DecisionRecord, node: str, at: float) -> None:
     """Record the node of a binding, and collect the inputs of its verdict if possible."""
     record.bound_node, record.bound_at = node, at
     gather = record.gather or record.gather_late
-    if gather and all(node not in part.nodes for part in record.parts):
-        record.parts = (*record.parts, *gather([node]))
+    if gather and all(node not in part.nodes for part in record.packed):
+        record.packed = (*record.packed, *map(PackedEvidence, gather([node])))
     record.gather = record.gather_late = None

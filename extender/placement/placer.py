@@ -32,6 +32,7 @@ from extender.placement.evaluation_cache import EvaluationCache
 from extender.placement.history import (
     DecisionHistory,
     DecisionRecord,
+    PackedEvidence,
     PlacedEvidence,
     place_evidence,
 )
@@ -229,11 +230,11 @@ class Placer:
         If fewer nodes pass than are recorded in full, some refused nodes of each reason follow.
         """
         decision = record.decision
-        if record.gather is not None and not record.parts:
+        if record.gather is not None and not record.packed:
             best = decision.order[: self.detailed].tolist()
             rows = [*best, *decision.refused(self.detailed - len(best))]
-            record.parts = record.gather([decision.candidates[at] for at in rows])
-            self.history.note_detailed(record)
+            gathered = record.gather([decision.candidates[at] for at in rows])
+            record.packed = tuple(map(PackedEvidence, gathered))
         record.decision = decision.slim(self.detailed, self._listed.get(record.verb))
         self._listed[record.verb] = record.decision.candidates
 

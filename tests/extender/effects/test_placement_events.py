@@ -194,7 +194,7 @@ async def test_the_event_describes_a_node_that_was_not_among_the_best(
 
 async def test_without_a_record_no_event_is_written(placed: World) -> None:
     await decide(placed, "node-7")
-    record = replace(bind(placed, "node-7"), parts=())
+    record = replace(bind(placed, "node-7"), packed=())
 
     assert _describe(record) == ""
 
@@ -254,7 +254,7 @@ async def test_a_placement_that_cannot_be_described_is_counted(
     placed: World, client: KubeClient
 ) -> None:
     await decide(placed, "node-7")
-    record = replace(bind(placed, "node-7"), parts=())
+    record = replace(bind(placed, "node-7"), packed=())
     async with writing(client) as (placements, events):
         placements.note(record)
         await eventually(lambda: events.counts.dropped)

@@ -197,7 +197,7 @@ async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
     client = await aiohttp_client(filtering.build_app())
     await call(client, "filter", *CARDS)
     # The explanation of an answer is recorded a moment after it.
-    while not next(iter(filtering.history)).parts:
+    while not next(iter(filtering.history)).packed:
         await asyncio.sleep(0.005)
     return client
 

@@ -1,6 +1,5 @@
 """History of the last decisions."""
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +23,6 @@ from extender.placement.history import (
     PackedEvidence,
     PlacedEvidence,
 )
-from extender.runtime.cooperative import yield_to_loop
 from testkit.agent.fleet_reports import NAN, Agents
 from testkit.builders import (
     GPU,
@@ -36,7 +34,6 @@ from testkit.builders import (
     request,
     snapshot_of,
 )
-from testkit.fake_kube import eventually
 from testkit.world import World
 
 
@@ -166,39 +163,14 @@ def test_packed_evidence_gives_the_same_verdicts(world: World) -> None:
     world.card().values[Signal.ROW_REMAP_PENDING] = 1.0
     world.read(measured_at=world.clock.now - 40.0, TEMPERATURE=71.0)
     record = decide(world)
-    before, (part,) = record.details, record.evidence
+    assert record.gather is not None
+    (gathered,) = record.gather(["node"])
 
-    record.pack()
+    unpacked = PackedEvidence(gathered).unpack()
 
-    assert record.details == before
-    (unpacked,) = record.evidence
-    assert unpacked.evidence.request is part.evidence.request
-    assert unpacked.evidence.policy is part.evidence.policy
-    for one, other in zip(unpacked.infos, part.infos, strict=True):
-        assert one is other
-
-
-async def test_detailed_decisions_are_packed_and_dropped_ones_are_not() -> None:
-    history = DecisionHistory(2)
-    dropped, *others = (remember_in_detail(history, pod) for pod in ("a", "b", "c"))
-    task = asyncio.create_task(history.run(yield_to_loop))
-    try:
-        await eventually(lambda: all(map(is_packed, others)))
-        late = remember_in_detail(history, "d")
-        await eventually(lambda: is_packed(late))
-    finally:
-        task.cancel()
-    assert not is_packed(dropped)
-
-
-def remember_in_detail(history: DecisionHistory, pod: str) -> DecisionRecord:
-    record = remember(history, pod)
-    history.note_detailed(record)
-    return record
-
-
-def is_packed(record: DecisionRecord) -> bool:
-    return all(isinstance(part, PackedEvidence) for part in record.parts)
+    assert unpacked.explain() == gathered.explain() == record.details
+    assert unpacked.evidence.policy is gathered.evidence.policy
+    assert unpacked.infos is gathered.infos
 
 
 def test_evidence_is_shown_as_at_the_decision(world: World) -> None:
@@ -261,7 +233,7 @@ def remember(
         decision=decide_on({best: node()}),
         snapshot_version=1,
         seconds=0.001,
-        parts=(evidence(best),),
+        packed=(PackedEvidence(evidence(best)),),
         gather=lambda names: tuple(map(evidence, names)),
         gather_late=lambda names: tuple(replace(evidence(name), is_late=True) for name in names),
     )

@@ -371,11 +371,11 @@ def test_an_answer_that_was_explained_in_full_is_left_alone() -> None:
     world = time_sliced(1)
     record = world.placer.place("filter", pod_ref("a"), request(), ("node-0",))
     world.placer.detail(record)
-    parts = record.parts
+    packed = record.packed
 
     world.placer.detail(record)
 
-    assert record.parts is parts
+    assert record.packed is packed
 
 
 def test_if_few_nodes_pass_some_refused_ones_are_recorded_in_full() -> None:

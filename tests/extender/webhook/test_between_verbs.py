@@ -55,12 +55,12 @@ async def test_filter_details_are_recorded_after_or_with_prioritize(world: World
     await webhooks.filter(request)
     (first,) = world.history
     await asyncio.sleep(0.9 * _BETWEEN_VERBS_SECONDS)
-    assert not first.parts
+    assert not first.packed
     await asyncio.sleep(0.2 * _BETWEEN_VERBS_SECONDS)
-    assert first.parts
+    assert first.packed
 
     await webhooks.filter(request)
     await webhooks.prioritize(request)
     await asyncio.sleep(0.01 * _BETWEEN_VERBS_SECONDS)
 
-    assert all(record.parts for record in world.history)
+    assert all(record.packed for record in world.history)
