@@ -148,12 +148,14 @@ class _HeldDevice:
     """State of a device that an ended pod held.
 
     Attributes:
+        key: identity of the device, None if unknown.
         own: memory of the pod.
         rest: other memory in use.
         was_foreign: whether the device had foreign use before the pod.
         was_active: whether it had foreign use or any activity before the pod.
     """
 
+    key: DeviceKey | None
     own: _Release
     rest: _Release
     was_foreign: bool
@@ -304,6 +306,7 @@ class Departures:
             )
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
             ended.devices[row] = _HeldDevice(
+                key=self._key(row),
                 own=of_pod,
                 rest=rest,
                 was_foreign=self._store.was_used(row),
@@ -332,11 +335,19 @@ class Departures:
             self._ended_pods.pop(node, None)
 
     def _is_released(self, pod: _EndedPod, row: int) -> bool:
-        """Return whether a reading since the pod's end shows only the other memory in use."""
-        rest, read_at = pod.devices[row].rest, self._store.reported_at(row)
-        return (
-            read_at is not None and read_at > pod.at and self._store.occupancy(row)[0] <= rest.used
-        )
+        """Return whether a reading since the pod's end shows only the other memory in use.
+
+        True also if the row belongs to another device by now.
+        """
+        device, read_at = pod.devices[row], self._store.reported_at(row)
+        if self._key(row) != device.key:
+            return True
+        used, _, _ = self._store.occupancy(row)
+        return read_at is not None and read_at > pod.at and used <= device.rest.used
+
+    def _key(self, row: int) -> DeviceKey | None:
+        info = self._store.info(row)
+        return None if info is None else info.key
 
     def has_ended_pods(self, node: str) -> bool:
         """Return whether pods of a node have just ended."""
@@ -467,8 +478,8 @@ class Departures:
 
     def _seen_bytes(self, pod: PodRecord, row: int) -> float:
         """Return the bytes that a pod was last seen to use on a device; NaN if unknown."""
-        info = self._store.info(row)
-        seen = None if info is None else self._last_used(pod.uid, info.key)
+        key = self._key(row)
+        seen = None if key is None else self._last_used(pod.uid, key)
         return math.nan if seen is None else seen
 
     def _still_shown(self, device: _HeldDevice, row: int) -> tuple[_Release, bool]:

@@ -2,11 +2,13 @@
 
 import pytest
 
-from extender.core.devices.readings import Signal
+from extender.core.devices.readings import DeviceInfo, Signal
 from testkit.agent.fleet_reports import Agents
 from testkit.builders import GIB, GPU
-from testkit.world import World, one_node
+from testkit.world import Device, World, one_node
 from tests.extender.fleet.changes import reported, uses
+
+MIG = "nvidia.com/mig-1g.10gb"
 
 # --- nodes without some pods ----------------------------------------------------------------------
 
@@ -218,6 +220,36 @@ def test_a_clock_that_was_set_back_makes_no_ended_pod_older() -> None:
     world.read_after(70)
 
     assert world.row().leaving is None
+
+
+def test_an_ended_pod_held_no_device_that_took_the_row_of_a_former_one() -> None:
+    world = World()
+    world.add_node("node", 0, resource=MIG, allocatable={MIG: 1}, capacity={MIG: 1})
+    former = repartitioned(world, "7")
+    leaver = world.bind("leaver", on=[former], resources={MIG: 1})
+    world.read_after(600, MEMORY_USED=9 * GIB, MEMORY_FREE=GIB)
+    world.end(leaver)
+    world.read_after(5)
+    assert world.row(resource=MIG).leaving is not None
+
+    repartitioned(world, "8")
+    new = repartitioned(world, "9", GIB / 32)
+    assert world.fleet.store.row_of(new.info.key) == 0
+    world.bind("new", on=[new], resources={MIG: 1})
+    world.read_after(5, MEMORY_USED=9 * GIB, MEMORY_FREE=GIB)
+
+    assert world.row(resource=MIG).leaving is None
+
+
+def repartitioned(world: World, instance: str, used: float = GIB / 64) -> Device:
+    """Replace the MIG instances of the card by a new one."""
+    world.remove_card("node", 0)
+    info = DeviceInfo(
+        node="node", uuid="GPU-node-0", gpu_instance_id=instance, index=0, mig_profile="1g.10gb"
+    )
+    world.show(info)
+    world.read_after(5, MEMORY_USED=used, MEMORY_FREE=10 * GIB - used)
+    return world.card(instance=instance)
 
 
 # --- pods that are gone ---------------------------------------------------------------------------
