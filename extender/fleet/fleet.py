@@ -207,6 +207,7 @@ class Fleet:
                     resources=tuple(record.resources.items()),
                     memory_bytes=self.memory_on(record.nominated_node, record),
                     expected_bytes=self.expected_bytes(record),
+                    host=record.host,
                     rank=(-record.priority, record.created_at, record.uid),
                     expires_at=None,
                 )

@@ -15,6 +15,7 @@ from extender.core.decision.evaluation import (
     Overlay,
     device_requests,
     evaluate_for,
+    row_with_tenants,
     serves_host,
 )
 from extender.core.decision.filtering import Code
@@ -428,6 +429,7 @@ class Placer:
                 resources=request.resources,
                 memory_bytes=self.fleet.memory_on(node, request),
                 expected_bytes=request.expected_bytes,
+                host=request.host,
                 expires_at=self._clock() + seconds,
                 last_refusal=request.last_refusal,
             )
@@ -445,8 +447,8 @@ class Placer:
             pool = snapshot.pools.get(resource)
             if pool is None or node not in pool.row_of:
                 return False
-            row = pool.rows[pool.row_of[node]]
-            assumed = sum(tenant.count for tenant in overlays.get(resource, {}).get(node, ()))
-            if row.allocatable - row.held - assumed < count or not serves_host(row, request):
+            row, overlay = pool.rows[pool.row_of[node]], overlays.get(resource, {})
+            row = row_with_tenants(row, node, overlay, snapshot.telemetry.is_out)
+            if row.allocatable - row.held < count or not serves_host(row, request):
                 return False
         return self.rank(request, (node,), uid=pod.uid).best == node

@@ -7,6 +7,7 @@ from enum import Flag, StrEnum, auto
 from typing import Final, Protocol
 
 from extender.core.nodes.assumed_pods import Assumption
+from extender.core.nodes.host_resources import NONE
 from extender.fleet.fleet import Fleet
 from extender.runtime.topic import Topic
 
@@ -274,6 +275,7 @@ class RequestLog:
                 resources=resources,
                 memory_bytes=request.memory_bytes,
                 expected_bytes=self._fleet.expected_bytes(record) if record else None,
+                host=record.host if record else NONE,
                 expires_at=self.clock() + left,
                 last_refusal=record.message if record and record.is_unscheduled else None,
             )

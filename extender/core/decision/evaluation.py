@@ -152,7 +152,7 @@ class HostRequests:
     @classmethod
     def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostRequests":
         """Concatenate the requests of several pods, each repeated for its number of nodes."""
-        requested = [(one.millicores, one.host_bytes, one.storage_bytes) for one in requests]
+        requested = [one.host for one in requests]
         columns = np.repeat(np.array(requested, dtype=np.intp).reshape(-1, 3), lengths, axis=0)
         return cls(
             millicores=columns[:, 0],

@@ -7,7 +7,7 @@ long as the count confirms that number of holders. The certainty is the probabil
 of the pod are good; docs/decision.md explains it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from extender.core.nodes.snapshot import (
+    NO_LIMIT,
     AnyColumn,
     Batch,
     Flags,
@@ -255,9 +256,18 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
     """
     if not tenants:
         return row
+    count = sum(tenant.count for tenant in tenants)
+    row = replace(
+        row,
+        held=row.held + count,
+        free_millicores=_left(row.free_millicores, (one.host.millicores for one in tenants)),
+        free_bytes=_left(row.free_bytes, (one.host.memory_bytes for one in tenants)),
+        free_storage_bytes=_left(
+            row.free_storage_bytes, (one.host.storage_bytes for one in tenants)
+        ),
+    )
     if not row.is_shared:
-        count = sum(tenant.count for tenant in tenants)
-        return replace(row, held=row.held + count, taken=row.taken + count)
+        return replace(row, taken=row.taken + count)
     used = list(row.used)
     assumed = list(row.assumed)
     assumed_shares = list(row.assumed_shares)
@@ -280,7 +290,6 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
                 kindred[slot] += count
     return replace(
         row,
-        held=row.held + sum(tenant.count for tenant in tenants),
         used=tuple(used),
         assumed=tuple(assumed),
         assumed_shares=tuple(assumed_shares),
@@ -289,6 +298,11 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
         declared_bytes=tuple(declared_bytes),
         undeclared=tuple(undeclared),
     )
+
+
+def _left(free: int, requested: Iterable[int]) -> int:
+    """Return what is left of a resource of the node, `NO_LIMIT` if that is unknown."""
+    return free if free == NO_LIMIT else max(free - sum(requested), 0)
 
 
 def _allocated(

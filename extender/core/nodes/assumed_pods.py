@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
+from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Tenant
 
@@ -30,6 +31,7 @@ class Assumption:
         resources: requested (resource, count) pairs.
         memory_bytes: declared memory per device, None if not declared.
         expected_bytes: measured memory use of similar pods, None without such a pod.
+        host: requested CPU, memory and storage of the node.
         rank: order of nominated pods, by priority and age; a pod does not count those after it.
         expires_at: expiry, seconds since the epoch; None for a nominated pod, which counts until it
             is bound, deleted or nominated elsewhere.
@@ -45,6 +47,7 @@ class Assumption:
     expires_at: float | None
     last_refusal: str | None = None
     expected_bytes: int | None = None
+    host: HostResources = NONE
     rank: tuple[int, float, str] = (0, 0.0, "")
 
     @property
@@ -245,6 +248,7 @@ def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
                 count=count,
                 memory_bytes=assumption.memory_bytes,
                 expected_bytes=assumption.expected_bytes,
+                host=assumption.host,
             ),
         )
 

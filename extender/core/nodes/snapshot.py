@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.steps import Steps, finish
@@ -184,6 +185,7 @@ class Tenant:
         expected_bytes: measured memory use of similar pods, None without such a pod.
         placed: replicas that it is assumed to hold, by slot; the device plugin's policy selects the
             others.
+        host: CPU, memory and storage that it requests, unless its node's row counts them already.
     """
 
     uid: str
@@ -191,6 +193,7 @@ class Tenant:
     memory_bytes: int | None = None
     expected_bytes: int | None = None
     placed: tuple[int, ...] = ()
+    host: HostResources = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

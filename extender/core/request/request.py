@@ -126,6 +126,11 @@ class GpuRequest:
     own: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
+    def host(self) -> HostResources:
+        """Requested CPU, memory and storage of the node."""
+        return HostResources(self.millicores, self.host_bytes, self.storage_bytes)
+
+    @property
     def names_models(self) -> bool:
         """Whether the pod names GPU models, so that their price does not matter to it."""
         return bool(self.preferred_models or self.required_models)

@@ -21,6 +21,7 @@ import orjson
 from extender.core.decision.decision import Decision
 from extender.core.decision.evaluation import Overlay
 from extender.core.nodes.batches import current_batch
+from extender.core.nodes.host_resources import NONE
 from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import (
@@ -348,6 +349,8 @@ class LineWriter:
 
 def _tenant(tenant: Tenant) -> tuple[int | None, ...]:
     values = tenant.count, tenant.memory_bytes
+    if tenant.host != NONE:
+        return (*values, tenant.expected_bytes, *tenant.host)
     return values if tenant.expected_bytes is None else (*values, tenant.expected_bytes)
 
 

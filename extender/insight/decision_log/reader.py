@@ -13,6 +13,7 @@ import orjson
 
 from extender.core.decision.evaluation import Overlay
 from extender.core.decision.group_fit import GroupFit
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
 from extender.core.nodes.snapshot import (
@@ -395,8 +396,14 @@ def _read_overlays(
     return {resource: nodes for resource, nodes in overlays.items() if nodes}
 
 
-def _read_tenant(count: int, memory: int | None, expected: int | None = None) -> Tenant:
-    return Tenant(uid="", count=int(count), memory_bytes=memory, expected_bytes=expected)
+def _read_tenant(count: int, memory: int | None, expected: int | None = None, *host: int) -> Tenant:
+    return Tenant(
+        uid="",
+        count=int(count),
+        memory_bytes=memory,
+        expected_bytes=expected,
+        host=HostResources(*map(int, host)),
+    )
 
 
 _TARGET: Final = [column.name for column in fields(Target)]

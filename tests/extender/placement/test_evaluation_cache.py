@@ -19,6 +19,7 @@ from extender.core.decision.evaluation import (
     evaluate_for_in_steps,
     row_with_tenants,
 )
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, Snapshot, batch_rows
 from extender.core.steps import Steps, finish
@@ -34,6 +35,7 @@ REQUESTS = (
     request(2),
     request(1, requires_idle=True),
     request(1, memory_bytes=1 << 36),
+    request(1, millicores=3000),
 )
 
 
@@ -63,7 +65,9 @@ class Histories(RuleBasedStateMachine):
         self.works: dict[str, Generator[None, None, object]] = {}
         self.number = 0
         for number in range(4):
-            self.world.add_node(f"node-{number}", 2, replicas=4 if number == 3 else 1)
+            replicas, host = 4 if number == 3 else 1, HostResources(8000)
+            self.world.add_node(f"node-{number}", 2, replicas=replicas, host=host)
+        self.millicores = dict.fromkeys(self.world.fleet.nodes, 0)
         self.world.read()
         self.world.fleet.snapshot_of_all()
 
@@ -90,6 +94,8 @@ class Histories(RuleBasedStateMachine):
         name = self.name()
         node = self.world.place(name, requested)
         if node is not None and is_bound:
+            self.millicores[node] += requested.millicores
+            self.world.fleet.apply_host_use(node, HostResources(self.millicores[node]))
             self.pods.append(self.world.bind(name, node, requested.count))
 
     @precondition(lambda self: "refresh" not in self.works)  # the sources alternate
@@ -269,6 +275,24 @@ def test_dirty_rows_are_evaluated_together_before_the_next_pod(
     for count in (1, 2, 3):
         world.rank(request(count))
     assert rows_evaluated == [3]
+
+
+def test_a_pod_that_is_bound_where_it_was_assumed_changes_no_row(
+    world: World, rows_evaluated: list[int]
+) -> None:
+    for name in tuple(world.fleet.nodes):
+        world.add_node(name, 4, host=HostResources(8000))
+    world.rank(request(1))
+    node = world.place("one", request(1, millicores=5000))
+    assert node is not None
+    world.rank(request(1))
+    rows_evaluated.clear()
+
+    world.fleet.apply_host_use(node, HostResources(5000))
+    world.bind("one", node)
+
+    world.rank(request(1))
+    assert rows_evaluated == []
 
 
 def test_prioritize_finds_the_entry_of_filter_after_another_pod(

@@ -427,6 +427,9 @@ def test_a_pod_is_not_woken_for_a_node_without_cpu_for_it() -> None:
     assert not world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
     world.fleet.apply_host_use("short", HostResources(1_000))
     assert world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
+    world.place("another", request(1, millicores=4_000))
+    assert not world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
+    assert world.placer.would_do(pod_ref(), request(1, millicores=3_000), "short")
 
 
 def test_pod_is_not_woken_for_unknown_or_full_nodes() -> None:

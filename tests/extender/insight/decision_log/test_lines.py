@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from extender.core.decision.decision import Decision
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.nodes.snapshot import FLAGS, PER_NODE, PER_SLOT, Tenant
@@ -242,8 +243,9 @@ def test_tentative_pods_are_kept_until_they_are_gone() -> None:
     snapshot = snapshot_of({"a": node(), "b": node()})
     one = Tenant(uid="", count=1, memory_bytes=1 << 30)
     other = Tenant(uid="", count=2, memory_bytes=None, expected_bytes=5)
+    greedy = Tenant(uid="", count=1, host=HostResources(4000, 1 << 30))
     overlays: list[dict[str, tuple[Tenant, ...]] | None] = [
-        {"a": (one, other), "b": (one,)},
+        {"a": (one, other), "b": (one, greedy)},
         {"a": (other,)},
         {"a": (other,)},
         None,
