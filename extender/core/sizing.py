@@ -1,7 +1,7 @@
 """Propose the GPUs of a task from its command, from its description, and from similar pods.
 
 The numbers for a description are those of dense language models; a measurement or an option of the
-command counts before them.
+command takes precedence.
 """
 
 import math
@@ -304,7 +304,8 @@ def _stated_gpus(text: str, described: str) -> tuple[int | None, int | None, str
     (None, None, "") if it states none.
 
     Args:
-        described: the same with its command.
+        text: description of the task.
+        described: the description followed by the command.
     """
     parts = [found for one in (_PARALLEL, _PIPELINE) if (found := one.search(described))]
     pods = _PODS.search(described)

@@ -54,7 +54,7 @@ _PIECE_KEYS = 8192
 
 
 class AllocationChange(IntEnum):
-    """Extent of a node's new allocation; each value includes the lower ones."""
+    """What changed with a node's new allocation; each value includes the lower ones."""
 
     NOTHING = 0
     ROWS = 1

@@ -212,9 +212,9 @@ class FailureLog:
         return counting
 
     def _is_alone(self, owner: str, failure: _Failure) -> bool:
-        """Return whether an owner's pods failed in this way on one node alone.
+        """Return whether a failure's node is the only one on which its owner's pods failed so.
 
-        A failure with a measured device fault is no other way: the fault is the node's.
+        Of failures by a device, those with a measured fault are left out: the node causes them.
         """
         failures = self._by_owner[owner].values()
         if failure.device_at is None:

@@ -448,7 +448,7 @@ class Fleet:
         return self._foreign.get(info.node, {}).get(info.key, ())
 
     def gpus_of(self, record: PodRecord) -> tuple[int, ...]:
-        """Return the indices of the GPUs that a source shows a pod to hold; () if none does."""
+        """Return the indices of a pod's GPUs, as sources report them; () if none does."""
         found = {
             index
             for index, rows in rows_by_index(record.node, self.store).items()

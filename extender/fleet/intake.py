@@ -129,7 +129,7 @@ class Intake:
         now: float,
         keep_rows: Callable[[slice], Flags],
     ) -> Steps[Flags]:
-        """Apply an answer as in `apply` while rows may change their device, some devices per step.
+        """Apply an answer as in `apply`, some devices per step; rows may change between steps.
 
         Args:
             placed: rows of its devices.

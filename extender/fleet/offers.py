@@ -148,7 +148,7 @@ class ModelNumbers:
         return tuple(self._names)
 
     def number(self, model: str, node: str) -> int:
-        """Return the number of the name of a node's model; 0 if there are too many."""
+        """Return the number of a model that a node has; 0 if there are too many models."""
         if model not in self._numbers:
             words = normalize_model(model)
             if self._added[node] >= _MOST_MODELS or len(self._numbers) >= _MOST_IN_ALL:
@@ -158,7 +158,7 @@ class ModelNumbers:
         return self._numbers[model]
 
     def on(self, node: NodeRecord) -> int:
-        """Return the number of the model that a node's labels name."""
+        """Return the number of the model in a node's labels."""
         labels = map(node.labels.get, MODEL_LABELS)
         return self.number(next((label for label in labels if label), ""), node.name)
 

@@ -226,7 +226,7 @@ class DeviceStore:
         return int((self._flag["disagrees"] & is_led).sum())
 
     def reported_at(self, row: int) -> float | None:
-        """Return the time from which activity and memory have been reported; None if never."""
+        """Return when the older of activity and memory was measured; None if neither was."""
         at = float(self._float["reported_at"][row])
         return None if np.isnan(at) else at
 

@@ -95,7 +95,7 @@ class EvaluationCache:
         return entry.evaluation
 
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
-        """Evaluate a new pod's request, unless it is cached or too many others are expected."""
+        """Evaluate a new pod's request in advance, up to a limit of requests; skip a cached one."""
         for resource, _ in device_requests(request):
             key = _key(resource, request)
             snapshot = self._fleet.snapshot()
@@ -137,7 +137,7 @@ class EvaluationCache:
         return cached
 
     def _has_room(self) -> bool:
-        """Return whether one more request may be evaluated for a new pod."""
+        """Return whether one more request may be evaluated in advance."""
         since = self._clock() - _EXPECTED_SECONDS
         expected = (cached for cached in self._requests.values() if cached.is_expected)
         return sum(cached.at > since for cached in expected) < _MAX_EXPECTED

@@ -123,7 +123,7 @@ class GroupFit:
     Attributes:
         size: number of its pods, as far as known.
         ranks: rank of each candidate, 0 for the nearest.
-        units: by rank, units of score for the nearness.
+        units: by rank, the score units that the nearness adds.
         words: by rank, the nearness in words.
     """
 
@@ -138,7 +138,7 @@ class GroupFit:
     words: tuple[str, ...] = ()
 
     def units_of_all(self) -> Ratios:
-        """Return the units of each candidate."""
+        """Return the score units that nearness adds to each candidate."""
         table = np.zeros(_UNRANKED + 1)
         table[: len(self.units)] = self.units
         found: Ratios = table[self.ranks]

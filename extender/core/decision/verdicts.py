@@ -51,7 +51,7 @@ from extender.core.steps import finish
 
 @dataclass(frozen=True, slots=True)
 class ReportedSignal:
-    """Source and age of a value, as `SourceAnswer` describes them."""
+    """Source and age of a value; attributes as in `SourceAnswer`."""
 
     source: str
     age_seconds: float
@@ -60,7 +60,7 @@ class ReportedSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceVerdict:
-    """Verdict on one device for a pod, as `DeviceAnswer` describes it; None if unknown.
+    """Verdict on one device for a pod; attributes as in `DeviceAnswer`, None if unknown.
 
     Attributes:
         freshness: freshness of the activity, from 1 fresh to 0 missing.
@@ -93,7 +93,7 @@ class DeviceVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeScore:
-    """Score of one node for a pod and its parts, as `VerdictAnswer` describes them.
+    """Score of one node for a pod, and its parts; attributes as in `VerdictAnswer`.
 
     Attributes:
         rejection: the rejection's text, "" if the node passes.
@@ -110,7 +110,7 @@ class NodeScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict(NodeScore):
-    """Verdict on one node for a pod, as `VerdictAnswer` describes it."""
+    """Verdict on one node for a pod; attributes as in `VerdictAnswer`."""
 
     resource: str
     landing: int

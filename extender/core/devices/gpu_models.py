@@ -1,4 +1,4 @@
-"""Sharing options of NVIDIA's cards: MIG instances, and memory caps under MPS."""
+"""Compare names of GPU models, and find the ways to share a card: MIG, MPS, time-slicing."""
 
 import re
 from collections.abc import Iterable

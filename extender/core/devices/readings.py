@@ -230,7 +230,7 @@ class Readings:
         changed_tenants: difference to earlier tenants; None if the source does not report it.
         shares: occasionally, memory of a shared device used by each pod: (device, `namespace/name`,
             bytes).
-        divided: occasionally, devices with a share that a pod holds by its id (`GPU-…::3`).
+        divided: occasionally, devices of which a pod holds a share by its id (`GPU-…::3`).
             They are offered in shares, even if only one share is held.
         unmatched_series: number of series whose labels match no node of the cluster.
         unmatched_example: labels of one such series, for users; "" if there is none.

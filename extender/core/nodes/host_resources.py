@@ -60,7 +60,7 @@ NONE: Final = HostResources()
 
 @lru_cache(maxsize=_MAX_CACHED)
 def shared(needs: HostResources) -> HostResources:
-    """Return one object for equal amounts: most pods and nodes request what others do."""
+    """Return one object for equal amounts, to save memory: few different amounts exist."""
     return needs
 
 

@@ -316,7 +316,7 @@ def kin_of(pod: Mapping[str, object]) -> Kin:
 
 
 def similarity_of(key: str) -> str:
-    """Return the common property of pods with a key: owner, images or requests.
+    """Return the kind of a key of `kin_of`: owner, images or requests.
 
     Example:
         >>> similarity_of("ns/Job train"), similarity_of("ns images 5d8f9c")
