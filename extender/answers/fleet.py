@@ -37,7 +37,7 @@ class ForeignProcessAnswer(Answer):
     """A process that uses a GPU although its pod, if any, does not hold the GPU.
 
     Attributes:
-        pid: its number on the node.
+        pid: its process id on the node.
         name: its command without arguments.
         memory_bytes: memory that it uses of the GPU, rounded up to 256 MiB.
         started_at: time of its start, by the node's clock.
