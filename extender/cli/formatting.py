@@ -103,7 +103,7 @@ def idle_of(one: HolderAnswer | SumsAnswer, *, has_mig: bool) -> list[str]:
 
 
 def no_holders(idle_for_seconds: float) -> str:
-    """Say that no pod holds GPUs, or none has left its GPUs idle for so long.
+    """Return the message that no pod holds GPUs, or none has left its GPUs idle for so long.
 
     Example:
         >>> no_holders(86_400), no_holders(0)

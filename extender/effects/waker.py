@@ -516,7 +516,7 @@ def build_waker(
     Args:
         placer: evaluates nodes for a pod.
         kubeconfig: the configured kubeconfig file; None in a pod.
-        before: waker with the settings before, whose counts and history the new one takes over.
+        before: previous waker, whose counts and history the new one takes over.
     """
     namespace = settings.namespace or own_namespace(kubeconfig)
     lease = Lease(client, namespace=namespace, name=_LEASE_NAME)

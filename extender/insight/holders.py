@@ -59,7 +59,7 @@ class Idleness:
         self._mean: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
     async def run(self) -> None:
-        """Sweep all devices periodically until cancelled."""
+        """Record the activity of all devices periodically until cancelled."""
         while True:
             try:
                 self.look()

@@ -327,11 +327,11 @@ class _Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The moves that free a node.
+    """The pods to move so that a node has enough free devices.
 
     Attributes:
-        free: its devices or replicas that are free already.
-        moves: the moves, largest pod first.
+        free: number of devices or replicas that are free there now.
+        moves: the pods to move, the largest first.
     """
 
     node: str

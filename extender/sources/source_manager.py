@@ -213,7 +213,7 @@ class SourceManager:
         return self.cluster.host_pods
 
     def resources(self) -> ResourceNames:
-        """Return the names of the GPU resources that count by now; see `ClusterSource`."""
+        """Return the names of the GPU resources whose nodes and pods are all listed."""
         return self.cluster.resources
 
     def unconfigured(self) -> Iterable[str]:

@@ -223,7 +223,7 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
 
 
 class FleetFeed:
-    """Versioned state of all devices.
+    """Versioned state of all devices, encoded for the viewers of the page.
 
     Args:
         pool_labels: node labels for grouping, besides `GROUP_LABELS`.
@@ -315,7 +315,7 @@ class FleetFeed:
         self._looked, self._policy, self._looks = _looked_at(snapshot), policy, looks
 
     def forget(self) -> None:
-        """Free the state while there are no viewers."""
+        """Free the memory of the state, because the last viewer has left."""
         self._device_index, self._looks, self._looked = None, _DeviceStates.blank(0), {}
         self._seen = None
         self._delta, self._encoded, self._fixed = b"", {}, {}

@@ -1,6 +1,6 @@
-"""The RBAC rights that the extender's account needs, and whether it has them.
+"""List the RBAC rights that the extender's account needs, and check whether it has them.
 
-The API server reviews each right, or RBAC objects from files show it.
+The API server reviews each right; without a cluster, RBAC objects from files are evaluated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

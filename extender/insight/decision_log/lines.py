@@ -256,7 +256,7 @@ class LineWriter:
         return [orjson.dumps(line, option=_OPTIONS) for line in lines]
 
     def bound(self, uid: str, node: str, at: float) -> list[bytes]:
-        """Return the line that records a pod's binding to a node."""
+        """Return the lines for a pod's binding to a node."""
         line = {"kind": "bound", "version": VERSION, "at": at, "uid": uid, "node": node}
         return [orjson.dumps(line, option=_OPTIONS)]
 

@@ -42,7 +42,7 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decided:
-    """A decision and its inputs; only the immutable fields of the record are written."""
+    """A decision to write, with its inputs; of its record only immutable fields are written."""
 
     record: DecisionRecord
     weighed: Weighed

@@ -209,8 +209,8 @@ class ClaimIndex:
         """Return the GPUs that a bound pod holds; None if they are unknown.
 
         kube-scheduler allocates and reserves a pod's claims before it binds the pod. If a pod has
-        GPUs of NVIDIA's driver, its devices of unknown drivers are not GPUs: two drivers do not
-        allocate GPUs of one node.
+        GPUs of NVIDIA's driver, its devices of unknown drivers are not GPUs, because only one
+        driver allocates the GPUs of a node.
 
         Args:
             uid: UID of the pod, which has claims.

@@ -355,9 +355,10 @@ class RecordFeed(Generic[_Record]):
 
 
 class HostUse(ObjectCache[PlacedPod]):
-    """Sum the pods' requests by node, from a watch and complete lists.
+    """Cache the requests of all pods with a node, and report their sum for each node.
 
-    The key is `namespace/name`, which is unique at any time. Nothing else is stored of most pods.
+    The cache key is `namespace/name`, which is unique at any time. Most pods have no GPUs: of these
+    nothing else is stored.
 
     Args:
         notify: receives a node's name and the sum of its pods' requests after each change.

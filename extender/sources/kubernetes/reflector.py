@@ -178,7 +178,7 @@ class Reflector:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether some records are as they were reduced before a change."""
+        """Whether some records were reduced with earlier settings."""
         return self._is_outdated
 
     async def run(self) -> None:

@@ -69,10 +69,10 @@ class _QueryColumn(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlowColumn:
-    """Last values of a metric.
+    """Cached column of a slow-changing metric.
 
     Attributes:
-        full_at: time of the last query of all devices, seconds since the epoch.
+        full_at: time of the last query for all devices, seconds since the epoch.
         column: last value of each device.
         is_nonzero: whether the last value of each device was above 0.
     """
@@ -83,9 +83,9 @@ class _SlowColumn:
 
 
 class _SlowColumns:
-    """The latest columns of slow-changing metrics.
+    """Caches the columns of slow-changing metrics.
 
-    Several threads may use it, each for other metrics.
+    Several threads may use it, each for different metrics.
 
     Args:
         query: queries the server for a column.
@@ -170,7 +170,7 @@ class Round:
         tenants: changed pods by device; None if tenants are unknown.
         tenants_at: time of the query for tenants, on the extender's clock.
         shares: memory that each pod uses on shared devices; not in each round.
-        divided: devices with a share that a pod holds by name; not in each round.
+        divided: devices of which a pod holds a share by its id; not in each round.
         unmatched_series: number of series whose labels name no node.
         unmatched_example: labels of one of them.
         failed: failed queries by metric (`tenants` for the pods), with the reason.
@@ -220,7 +220,7 @@ class _Discovery:
 
 
 class Collector:
-    """Run rounds of queries, with state that saves queries and parsing; used by one thread.
+    """Run rounds of queries, and keep state that saves queries and parsing. For one thread.
 
     Args:
         settings: settings of Prometheus; `url` must not be empty.

@@ -421,12 +421,12 @@ class QueryPool:
         return reduce_rows(reduce, rows)
 
     def start(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Start work of this round in a thread."""
+        """Run a function of this round in a thread of the pool; return its future."""
         return self._threads.submit(work)
 
 
 def wait_for_error(future: "Future[Any]") -> PrometheusError | None:
-    """Wait for work; return its `PrometheusError`, if any, and raise any other exception."""
+    """Wait for a future; return its `PrometheusError`, if any, and raise any other exception."""
     try:
         future.result()
     except PrometheusError as error:

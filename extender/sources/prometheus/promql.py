@@ -55,7 +55,7 @@ def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) 
 
     Args:
         selector: label matchers for the series.
-        is_above_zero: query only devices on which it is above 0.
+        is_above_zero: query only devices on which the metric is above 0.
 
     Example:
         >>> from extender.sources.prometheus.dcgm import DEFAULT_METRICS
@@ -110,7 +110,7 @@ def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: st
 
 
 def ages_query(names: Sequence[str], selector: str) -> str:
-    """Return the query for each device's last scrape alone: the answer is a quarter as large."""
+    """Return the query for the time of each device's last scrape, without other labels."""
     return f"max {_by(_DEVICE_LABELS)} ({_times(names, selector)})"
 
 
@@ -168,9 +168,9 @@ def shares_query(metric: Metric, selector: str) -> str:
 
 
 def shared_devices_query(names: Sequence[str], selector: str) -> str:
-    """Return the query for devices with a share that a pod holds by name.
+    """Return the query for devices of which a pod holds a share by its id.
 
-    Ids like `GPU-…::3` show that a device is shared.
+    Such an id (`GPU-…::3`) proves that the device is shared.
     """
     series = " or ".join(_selected(name, f'{SHARE_LABEL}!=""', selector) for name in names)
     return f"group {_by(_DEVICE_LABELS)} ({series})"
