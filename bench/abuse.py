@@ -98,8 +98,8 @@ class Port:
         number: port number on 127.0.0.1.
         path: path of the requests.
         has_tls: whether it serves TLS.
-        shows: folder of the abuser's client certificate; "" for none.
-        answers_at_length: path with a long answer to GET; "" if only POST has one.
+        shows: folder of the client certificate that the abuser presents; "" for none.
+        answers_at_length: path of a GET request with a long answer; "" if there is none.
     """
 
     name: str

@@ -14,7 +14,7 @@
                                 "annotations": {}, "life": "pending", "objects": false}: create pods
                                 that wait for a node, or ("running") go through a pod's first states
                                 on any node, or ("mixed") every second one on a node with room;
-                                answers "uids", and "objects" where they are wanted
+                                answers "uids", and with "objects": true also "objects"
     POST /control/bind          {"uid": "...", "node": "..."}: bind as kube-scheduler does; the
                                 kubelet starts the pod at once
     POST /control/delete        {"uids": [...]}: the pods are gone

@@ -120,7 +120,7 @@ Days = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 def rows(days: Days) -> list[dict[str, object]]:
-    """Return the table: means of the seeds, and the least and the most of them."""
+    """Return the table: mean, lowest and highest value over the seeds."""
     table: list[dict[str, object]] = []
     for figure, unit in UNITS.items():
         cells: dict[str, object] = {"figure": f"{figure}, {unit}" if unit else figure}

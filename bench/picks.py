@@ -180,7 +180,7 @@ def rows_of(kind: str, found: Sequence[Mapping[str, float]]) -> list[dict[str, o
 
 
 def judge_given(path: Path) -> int:
-    """Print results of the forecasts on given series; return 1 if they are not better enough."""
+    """Print results of the forecasts on given series; return 1 if they miss the margin."""
     busy = np.loadtxt(path, delimiter=",")
     series = forecasts.Series(np.clip(busy, 0.0, 1.0))
     found = forecasts.judge(series, GIVEN_WARM_UP, Fleet(busy.shape[1]))

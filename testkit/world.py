@@ -310,7 +310,7 @@ class World:
         namespace: str = "team",
         **rest: Any,
     ) -> str:
-        """Bind a pod of a Deployment now; return its name in telemetry."""
+        """Bind a pod of a Deployment to a node now; return the pod's `namespace/name`."""
         values = {"resources": {resource: gpus}, "owner": f"Deployment {name}", **rest}
         return self.bind(name, node, namespace=namespace, **values).key
 

@@ -200,7 +200,7 @@ def _leases_to_keep(
 
 
 class LeaseFile:
-    """Lease file of a container. The first worker creates it; workers may be different users."""
+    """Lease file of a container, created by its first worker. Workers may run as other users."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -197,7 +197,7 @@ class Worker:
         self._started = 0
 
     def hung_subjects(self) -> frozenset[str]:
-        """Return the subjects to skip: their call still hangs, or their cooldown has not ended."""
+        """Return the subjects to skip: a call for them still hangs, or their cooldown lasts."""
         now = self._monotonic()
         return frozenset(
             subject
@@ -206,7 +206,7 @@ class Worker:
         )
 
     def clear_hangs(self, skipped: frozenset[str]) -> None:
-        """Reset the hang counts of all subjects except `skipped`: their calls have returned."""
+        """Forget past hangs of all subjects but those in `skipped`, because they answer again."""
         self._hangs = {name: hang for name, hang in self._hangs.items() if name in skipped}
 
     async def run(self, job: Callable[[CallTracker], _T]) -> _T:

@@ -108,7 +108,7 @@ class DigestBuilder:
     """Builds the digest of each report once for all connections, and keeps moving averages.
 
     Args:
-        options: step sizes of changes that count as news.
+        options: smallest changes of utilization and memory that count as news.
         thresholds: limits below which a device is idle.
         foreign: limits above which a free device counts as used.
     """

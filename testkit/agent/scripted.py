@@ -85,7 +85,7 @@ class ScriptedCard:
     topology: Topology = field(default_factory=lambda: Topology(numa_node=0, nvlink_peers=()))
 
     def set(self, call: Call, **values: float) -> None:
-        """Set values of a call by name of the signal (`POWER=300.0`)."""
+        """Set values that a call returns, each by the name of its signal (`POWER=300.0`)."""
         named: dict[str, float] = {Signal[name]: value for name, value in values.items()}
         self.values[call] = {**self.values[call], **named}
 
