@@ -80,7 +80,7 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTenants:
-    """Holders, processes and foreign use of one device; fields as in `report.Device`."""
+    """Holders, processes and foreign use of one device; fields as in `report.contract.Device`."""
 
     allocated_to: tuple[Tenant, ...] | None
     used_by: tuple[Process, ...] | None
@@ -94,7 +94,7 @@ class _HolderState:
 
     Attributes:
         holders: containers, () for a free device; None if unknown.
-        replicas: as in `report.Device`.
+        replicas: as in `report.contract.Device`.
         answered_at: time of the kubelet call that returned the holders.
         is_settled: no holder has ended recently.
     """

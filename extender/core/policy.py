@@ -339,9 +339,9 @@ class LoadFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the terms of `scoring.calm`; only their ratios count.
+    """Weights of the terms by which `scoring` orders equal nodes; only their ratios count.
 
-    They order nodes that are equally certain to have idle devices; the settings describe each.
+    Equal nodes are equally certain to have idle devices; the settings describe each term.
     """
 
     utilization: float = 0.05

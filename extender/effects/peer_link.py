@@ -80,7 +80,8 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
             later records are sent.
         mark: mark of the last receipt: this message completes the records from before that mark.
             None while some of them are not sent.
-        sent_at: send time on the sender's monotonic clock, in seconds; see `Delay`.
+        sent_at: send time on the sender's monotonic clock, in seconds, from which the receiver
+            estimates the message's delay.
         requests: records since the last message.
         faults: sources that the sender has not reached for long; None if it is not ready.
     """

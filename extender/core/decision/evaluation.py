@@ -56,7 +56,7 @@ class Evaluation:
     Attributes:
         codes: the first rejection of the node, `Code.PASSES` without one.
         scores: ratio from 0 to 1.
-        bands: likelihood of landing on good devices, a `certainty.Band`.
+        bands: likelihood of landing on good devices, a `landing.Band`.
         utilization: mean utilization of the working landing devices, ratio.
     """
 

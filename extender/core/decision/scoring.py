@@ -79,7 +79,7 @@ _QUARTERS: Final = 4
 """Idle devices are counted in quarters: an unknown device counts half."""
 
 _WEIGHTS: Final = Weights()
-"""Default weights of the terms of `calm`."""
+"""Default weights of the terms of `_calm`."""
 
 _DECIMALS: Final = 12
 """Means are rounded to this many decimals, so that the order of additions cannot separate equal
@@ -107,7 +107,7 @@ _CALM: Final = {
     "bursts": "low load in the next hour",
     "stress": "cool and unthrottled",
 }
-"""Names of the terms of `calm`."""
+"""Names of the terms of `_calm`, for people."""
 
 _DOUBT: Final = "GPUs that may not be idle"
 ILL_HEALTH: Final = "ill health"
@@ -160,7 +160,7 @@ def score(
             one for all.
         spare: number of further devices that the node's CPU, memory and storage allow once it
             runs the pod.
-        weights: weights of the terms of `calm`.
+        weights: weights of the terms of `_calm`.
         cheapness: 0 for the highest price to 1 for nothing; 0 if prices do not count.
         stranded: devices that the pod strands for the requests seen so far; None if that does not
             count.
@@ -304,9 +304,9 @@ def idle_devices(assessment: Assessment) -> Ratios:
 def _calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> Ratios:
     """Return the mean calmness of each node's working landing devices, 0 (busy) to 1.
 
-    The weighted mean of `calm_terms`. The bursts term is the forecast of the next hour
-    (`core.devices.forecast`), so it outweighs the mean of the last. The number of tenants weighs
-    most: at 100 % activity the demand is invisible.
+    The weighted mean of `_calm_terms`. The bursts term, the forecast of the next hour
+    (`core.devices.forecast`), outweighs the mean activity of the last hour. The number of tenants
+    weighs most: at 100 % activity the demand is invisible.
     """
     shares = weights.shares
     total = sum(shares[name] * value for name, value in _calm_terms(batch, assessment).items())
@@ -314,7 +314,7 @@ def _calm(batch: Batch, assessment: Assessment, weights: Weights = _WEIGHTS) -> 
 
 
 def _calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
-    """Return the terms of `calm` per device, by their names in `Weights.shares`."""
+    """Return the terms of `_calm` per device, by their names in `Weights.shares`."""
     shares_in_use = np.minimum(batch.used / batch.replicas[:, None], 1.0)
     return {
         "utilization": 1.0 - assessment.utilization,
@@ -403,7 +403,7 @@ def break_down(
         assessment: the nodes' devices, assessed for the pod.
         model: rank of each node's model in the pod's list, None without a list.
         spare: number of further devices that each node's CPU, memory and storage allow.
-        weights: weights of the terms of `calm`.
+        weights: weights of the terms of `_calm`.
         cheapness: as in `score`, None if prices do not count.
         nearness: nearness of each node to the pod's group, None without a group.
         stranded: as in `score`.

@@ -245,7 +245,7 @@ class PodRecord:
         priority: `spec.priority`.
         owner: kind and name of its controller (`Job train`), "" without one.
         likeness: keys of its images and its requests; similar pods share them.
-        wanted_model: requested GPU model, a word of `core.devices.gpu_models.NAMES` or `other`, ""
+        wanted_model: requested GPU model, a word of `core.devices.gpu_models._NAMES` or `other`, ""
             if none; only while unbound.
         gives_way: its priority is negative: any pod may preempt it.
         selection: its node selector, required affinity and tolerations; only while unbound. None if

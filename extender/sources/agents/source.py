@@ -93,7 +93,7 @@ class AddressError(OSError):
 
 
 class AgentSource:
-    """Owner of the agents' connections (`ConnectionOwner`); delivers their reports.
+    """Owns the agents' connections (as `connection._ConnectionOwner`); delivers their reports.
 
     Use it on the event loop's thread only.
 

@@ -350,7 +350,7 @@ class Collector:
         The list of devices is queried periodically, and when a device is missing or new.
 
         Returns:
-            Removed and new devices, as in `DeviceChanges`, and a time for each device.
+            Removed and new devices, as in `_DeviceChanges`, and a time for each device.
         """
         last, self._discovery = self._discovery, _Discovery()
         if not identity_metrics:
