@@ -215,7 +215,7 @@ def _device(
 
 
 class _TenantSource(Protocol):
-    """Source of tenants for the sampler."""
+    """What the sampler needs of a source of tenants."""
 
     @property
     def holders_problem(self) -> Problem | None:

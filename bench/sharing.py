@@ -73,7 +73,7 @@ class ByReplicas(Blind):
     """Policy that chooses by the number of free replicas, as kube-scheduler's scores do.
 
     If pods request CPU and memory in proportion to their replicas, NodeResourcesFit and
-    NodeResourcesBalancedAllocation together order nodes likewise. Ties go at random.
+    NodeResourcesBalancedAllocation together give the same order. Ties are broken at random.
 
     Args:
         sign: 1 for the node with the most free replicas, -1 for the fewest, 0 for any node.

@@ -1,4 +1,4 @@
-"""The routes of decisions, of one replica and of several."""
+"""Serve the routes of decisions, for one replica and for several."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Kubernetes objects with any values in any field."""
+"""API objects with the fields that idlegpu reads; tests replace any of them by any value."""
 
 from typing import Final
 

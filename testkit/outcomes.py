@@ -1,4 +1,4 @@
-"""Outcomes of placements."""
+"""Build outcomes of placements, as the regret watch computes them."""
 
 from extender.core.request.request import PodRef
 from extender.insight.regret_watch import PlacementOutcome

@@ -1,4 +1,4 @@
-"""Pod objects in parts, and their records."""
+"""Build parts of Pod objects, and reduce Pod objects to records."""
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames

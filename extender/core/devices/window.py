@@ -30,8 +30,8 @@ class TimeSteps(NamedTuple):
     def mean(self, steps: int) -> tuple[Ratios, npt.NDArray[np.float64]]:
         """Return the mean of the last steps and its number of readings, per device.
 
-        The oldest readings leave bit by bit: with whole steps the mean of a device at rest would
-        rise when a step begins.
+        The oldest step counts in part, less and less as the newest one fills: with whole steps
+        the mean of a device at rest would rise when a step begins.
         """
         rest = 1.0 - self.elapsed
         total, count = (

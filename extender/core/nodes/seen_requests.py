@@ -114,7 +114,7 @@ class SeenRequests:
         return cls(kinds=kinds, shares=tuple(weights[kind] / total for kind in kinds))
 
     def distance(self, other: "SeenRequests") -> float:
-        """Return the share of the requests that differs from another mix, 0 to 1."""
+        """Return the share of the requests in which two mixes differ, 0 to 1."""
         before = dict(zip(other.kinds, other.shares, strict=True))
         more = (
             share - before.get(kind, 0.0)

@@ -102,7 +102,8 @@ class _SlowColumns:
     def column(self, metric: Metric, now: float) -> Column:
         """Return the column of any metric, slow-changing or not.
 
-        A fault appears and disappears in the same round as with a full query.
+        Sizes are cached for some rounds. Of faults most rounds query only the devices that have
+        one, which shows each fault, and its end, in the same round as a query of all devices.
 
         Args:
             now: seconds since the epoch.
