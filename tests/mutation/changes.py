@@ -101,7 +101,7 @@ def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
         yield from getattr(node, "decorator_list", ())
         if isinstance(node, ast.keyword) and node.arg in GUARDS:
             yield node
-        if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node):
+        if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node) or _is_typing(node):
             yield node
     # The sizes of limits were chosen by measurements.
     yield from (statement for statement in tree.body if _is_limit(statement))
@@ -118,6 +118,10 @@ def _is_limit(statement: ast.stmt) -> bool:
 
 def _is_log(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and ast.unparse(node).startswith("logger.")
+
+
+def _is_typing(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def _is_alias(node: ast.AST) -> bool:
@@ -217,7 +221,8 @@ def _changes(node: ast.AST) -> list[Callable[[], None]]:  # noqa: C901, PLR0912,
             without("keys values", len(parts) // 2)
         case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
             for at, statement in enumerate(body):
-                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+                if is_call and not _is_log(statement):
                     found.append(_passed(body, at))
         case _:
             pass
