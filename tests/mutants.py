@@ -63,8 +63,9 @@ COPIED: Final = (
 MARKED: Final = "not prometheus and not e2e and not gpu and not page"
 OUTPUT: Final = "pytest-output.txt"
 LEAST_SHARE: Final = 0.9
-TESTS_SPEAK: Final = (0, 1, 2)
-"""Exit codes of pytest with a verdict: tests passed, one failed, or one cannot be imported."""
+TESTS_SPEAK: Final = (0, 1, 2, 4)
+"""Exit codes of pytest with a verdict: tests passed, one failed, or one or `conftest.py` cannot be
+imported."""
 PYTEST_FAILED: Final = 70
 STANDARD_DEVIATIONS: Final = 1.96
 """Width of the 95 % confidence interval, in standard deviations."""
