@@ -392,8 +392,8 @@ def _find_marks(text: Text) -> _Positions:
 
 
 def _windows(text: Text, width: int) -> npt.NDArray[np.void]:
-    """Return a view of `width` bytes from each position on, as far as the text goes."""
-    count = max(0, len(text) - width + 1)
+    """Return a view of `width` bytes, not more than the text has, from each position on."""
+    count = len(text) - width + 1
     return np.ndarray((count,), dtype=f"V{width}", buffer=text, strides=(1,))
 
 
