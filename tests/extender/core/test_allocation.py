@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from extender.core.nodes.host_resources import HostResources
@@ -54,6 +55,33 @@ def test_a_mapping_that_contradicts_the_counts_is_noticed(
 def test_without_any_mapping_nothing_is_agreed_where_pods_hold_devices() -> None:
     assert row_of(2, tenancy=UNMAPPED).is_agreed
     assert not row_of(2, young("a"), tenancy=UNMAPPED).is_agreed
+
+
+@pytest.mark.parametrize(("lasting", "is_agreed"), [({}, True), ({GPU: 1}, False)])
+def test_a_pod_is_shown_unless_only_its_init_containers_requested_devices(
+    lasting: dict[str, int], is_agreed: bool
+) -> None:
+    row = row_of(2, pod("a", 2, lasting=lasting))
+
+    assert (row.held, row.is_agreed) == (2, is_agreed)
+
+
+@pytest.mark.parametrize(
+    ("out", "allocatable", "used"),
+    [
+        pytest.param([True, False], 10, (0, 1), id="withdrawn"),
+        pytest.param([True, False], 20, (1, 0), id="offered-although-out"),
+        pytest.param([True, True], 10, (1, 0), id="unknown-which"),
+    ],
+)
+def test_an_unseen_pod_is_on_a_shared_device_that_the_kubelet_may_offer(
+    out: list[bool], allocatable: int, used: tuple[int, ...]
+) -> None:
+    tenancy = replace(TENANCY, is_out=np.array(out))
+
+    row = row_of(2, young("a"), replicas=10, tenancy=tenancy, allocatable=allocatable)
+
+    assert row.used == used
 
 
 def test_a_pod_that_has_ended_or_is_of_no_concern_is_not_counted() -> None:

@@ -340,12 +340,13 @@ def test_devices_of_init_containers_last_only_in_sidecars(count: str, held: int)
     }
 
 
-def test_a_problem_reads_like_a_sentence() -> None:
-    (problem,) = annotated(max_utilization="high").problems
+@pytest.mark.parametrize(("name", "instead"), [("max_utilization", "30%"), ("max_memory", "50%")])
+def test_a_problem_reads_like_a_sentence(name: str, instead: str) -> None:
+    (problem,) = annotated(**{name: "high"}).problems
 
     assert problem.message == (
-        'annotation idlegpu.io/max-utilization: "high" is not allowed: must be a percentage from '
-        "1 to 100, such as 20 or 20%; used instead: 30%"
+        f'annotation idlegpu.io/{name.replace("_", "-")}: "high" is not allowed: must be a '
+        f"percentage from 1 to 100, such as 20 or 20%; used instead: {instead}"
     )
 
 

@@ -22,6 +22,7 @@ from extender.core.decision.signals import (
     shows_use,
     step_streak,
 )
+from extender.core.devices.gpu_models import normalize_model
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Foreign, Health, HealthAction, Policy
@@ -86,18 +87,30 @@ def test_idle_by_utilization_and_busy_by_other_evidence_is_a_disagreement(
 
 
 @pytest.mark.parametrize(
-    ("model", "watts"),
+    ("models", "watts"),
     [
-        ("nvidia h100 pcie", 350.0),
-        ("nvidia h100 80gb hbm3", 700.0),
-        ("tesla t4", 70.0),
-        ("nvidia l40s", 350.0),
-        ("quadro", NAN),
-        ("", NAN),
+        (["NVIDIA B200"], 1000),
+        (["NVIDIA GH200 480GB"], 900),
+        (["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H800"], 700),
+        (["NVIDIA H20"], 500),
+        (["NVIDIA GeForce RTX 4090"], 450),
+        (["NVIDIA A100-SXM4-80GB", "NVIDIA A800-SXM4-80GB"], 400),
+        (["NVIDIA H100 PCIe", "NVIDIA L40S", "NVIDIA GeForce RTX 3090"], 350),
+        (["NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA A10G"], 300),
+        (["NVIDIA A40", "NVIDIA L40", "Tesla V100-SXM2-16GB", "Tesla P100-SXM2-16GB"], 300),
+        (["Tesla V100-PCIE-32GB", "NVIDIA A16", "Tesla P40"], 250),
+        (["NVIDIA A30"], 165),
+        (["NVIDIA A10"], 150),
+        (["NVIDIA L4"], 72),
+        (["Tesla T4"], 70),
+        (["NVIDIA A2"], 60),
+        (["Quadro", ""], NAN),
     ],
 )
-def test_board_power_goes_by_the_most_specific_words(model: str, watts: float) -> None:
-    assert board_power(model) == pytest.approx(watts, nan_ok=True)
+def test_board_power_goes_by_the_most_specific_words(models: list[str], watts: float) -> None:
+    powers = [board_power(normalize_model(model)) for model in models]
+
+    assert powers == pytest.approx([watts] * len(models), nan_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from extender.core.decision.verdicts import (
     shown_codes,
     state_codes,
 )
+from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.policy import Policy, Strategy
 from testkit.builders import (
     GIB,
@@ -186,6 +187,26 @@ def test_gpus_beyond_the_nodes_cpu_memory_or_storage_are_not_left_usable(scarce:
         free_storage_bytes=left["storage_bytes"],
     )
     assert verdict_on(described, count=2, **wanted).reason.endswith("leaves 3 of 8 usable")
+
+
+@pytest.mark.parametrize(
+    ("seen", "clause"),
+    [
+        (RequestKind(2), ", makes 1 useless for recent requests"),
+        (RequestKind(1), ""),
+        (RequestKind(1, millicores=8000), ", takes 1 that recent requests could not use"),
+    ],
+)
+def test_the_reason_names_devices_that_are_stranded_or_were(seen: RequestKind, clause: str) -> None:
+    nodes = {"node": node(gpu(), gpu(), free_millicores=4000)}
+    snapshot = snapshot_of(nodes, seen=SeenRequests.of({seen: 1.0}))
+    inputs = EvaluationInputs(
+        request=request(), devices=device_request(), policy=Policy(), overlay={}
+    )
+
+    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], inputs, ["node"]))
+
+    assert verdict.reason.endswith(f"leaves 1 of 2 usable{clause}")
 
 
 def test_a_refusal_is_named() -> None:
