@@ -318,7 +318,7 @@ class HealthColumns:
         """
         if action is HealthAction.IGNORE or not which.any():
             return
-        if action in {HealthAction.EXCLUDE, HealthAction.EXCLUDE_NODE}:
+        if action is HealthAction.EXCLUDE:
             self.is_excluded |= which
             self.is_excluded_multi |= which
         if action is HealthAction.EXCLUDE_NODE:
@@ -334,7 +334,7 @@ class HealthColumns:
         self._severity[is_graver] = action.severity
 
     def exclude_siblings(self, node_row: Rows) -> None:
-        """Exclude every device of a node if one of its devices excludes the node.
+        """Exclude every device of a node, this one too, if one of its devices excludes the node.
 
         Args:
             node_row: number of each device's node.

@@ -468,11 +468,11 @@ def _judge(
     is_recent = now - evidence.xid_since < health.xid_seconds
     is_suspect = is_missing | (evidence.withdrawn > 0)
     verdict = judge(columns, len(by_age), health, is_recent, is_suspect)
-    verdict.exclude_siblings(node_row)
     verdict.apply(health.missing_device, is_missing, Sign.MISSING)
     # If as many devices of the node are known to be out, the kubelet withdrew exactly those.
     out = np.bincount(node_row, weights=verdict.is_excluded | is_missing)[node_row]
     verdict.apply(health.not_offered, evidence.withdrawn > out, Sign.NOT_OFFERED)
+    verdict.exclude_siblings(node_row)
     # The kubelet's count confirms the loss, so a short silence is enough here.
     return verdict, verdict.is_excluded | is_missing | (is_behind & (by_age < 1))
 

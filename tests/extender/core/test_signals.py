@@ -528,11 +528,17 @@ def test_missing_devices_say_that_they_are_missing() -> None:
     assert causes_of(estimated(seen)) == ["missing among its siblings", ""]
 
 
-def test_setting_decides_meaning_of_a_missing_device() -> None:
+@pytest.mark.parametrize(
+    ("action", "is_excluded"),
+    [(HealthAction.EXCLUDE, [True, False]), (HealthAction.EXCLUDE_NODE, [True, True])],
+)
+def test_setting_decides_meaning_of_a_missing_device(
+    action: HealthAction, is_excluded: list[bool]
+) -> None:
     seen = evidence(2, is_lost=np.array([True, False]))
-    policy = Policy(health=Health(missing_device=HealthAction.EXCLUDE))
+    policy = Policy(health=Health(missing_device=action))
 
-    assert estimated(seen, policy=policy).is_excluded.tolist() == [True, False]
+    assert estimated(seen, policy=policy).is_excluded.tolist() == is_excluded
 
 
 def test_withdrawn_devices_put_a_penalty_on_their_node() -> None:
