@@ -116,11 +116,10 @@ class SeenRequests:
     def distance(self, other: "SeenRequests") -> float:
         """Return the share of the requests in which two mixes differ, 0 to 1."""
         before = dict(zip(other.kinds, other.shares, strict=True))
-        more = (
-            share - before.get(kind, 0.0)
+        return sum(
+            max(share - before.get(kind, 0.0), 0.0)
             for kind, share in zip(self.kinds, self.shares, strict=True)
         )
-        return sum(each for each in more if each > 0)
 
 
 NONE_SEEN: Final = SeenRequests()
