@@ -102,6 +102,7 @@ def test_replicas_that_the_mapping_shows_on_fewer_devices_are_on_those() -> None
     row = row_of([("a", "b"), ("a",)], pod("a", 3), pod("b"), replicas=10)
 
     assert (row.used, row.held, row.is_agreed) == ((3, 1), 4, True)
+    assert row.undeclared == (3, 1)
 
 
 def test_unseen_pods_are_allocated_by_the_sharing_policy_oldest_first() -> None:
@@ -111,6 +112,7 @@ def test_unseen_pods_are_allocated_by_the_sharing_policy_oldest_first() -> None:
     assert row_of(2, *pods, replicas=10).used == (1, 1)
     assert row_of(2, *pods, replicas=10, tenancy=packed).used == (2, 0)
     assert row_of(2, *pods, replicas=10).declared_bytes == (0.0, GIB)
+    assert row_of(2, *pods, replicas=10).undeclared == (1, 0)
 
 
 @pytest.mark.parametrize("shown", [[("a",)], [()]], ids=["mapped", "unmapped"])
@@ -135,12 +137,15 @@ def test_pod_stays_assumed_until_started_and_read(
     assert (row.assumed, row.assumed_shares) == ((1,), (1,))
 
 
-def test_memory_of_similar_pods_is_estimated_once_for_all_shares_until_measured() -> None:
+@pytest.mark.parametrize("shown", [[("a",)], [()]], ids=["mapped", "unmapped"])
+def test_memory_of_similar_pods_is_estimated_once_for_all_shares_until_measured(
+    shown: list[tuple[str, ...]],
+) -> None:
     tenancy = replace(TENANCY, expected=lambda _: int(6 * GIB))
     started = pod("a", 2, started_at=NOW)
 
-    late = row_of([("a",)], started, replicas=10, tenancy=tenancy, measured_at=NOW)
-    read = row_of([("a",)], started, replicas=10, tenancy=tenancy, measured_at=NOW + WARM_UP)
+    late = row_of(shown, started, replicas=10, tenancy=tenancy, measured_at=NOW)
+    read = row_of(shown, started, replicas=10, tenancy=tenancy, measured_at=NOW + WARM_UP)
 
     assert (late.guessed_bytes, late.assumed_shares) == ((6 * GIB,), (0,))
     assert (read.guessed_bytes, read.assumed_shares) == ((0.0,), (0,))

@@ -159,6 +159,16 @@ def test_the_chance_is_that_of_drawing_only_suitable_devices(
     assert float(assessment.chance[0]) == pytest.approx(expected)
 
 
+def test_the_chance_is_less_where_use_alone_shows_which_devices_are_held() -> None:
+    described = node(gpu(), busy(is_in_use=True), held=1, is_agreed=False)
+
+    assessment = assessment_of(described)
+
+    assert assessment.landing.devices.tolist() == [[True, False]]
+    assert assessment.chance.tolist() == assessment.landing.certainty.tolist()
+    assert 0.5 < assessment.chance[0] < 1
+
+
 def test_a_broken_device_that_the_kubelet_withdrew_cannot_be_drawn() -> None:
     dead = gpu(is_excluded=True)
 

@@ -74,6 +74,14 @@ def test_nodes_are_decided_on_alike_by_number_and_by_name() -> None:
     assert ranking(by_number) == ranking(by_name)
 
 
+def test_a_refused_node_stays_refused_beside_an_unknown_one() -> None:
+    nodes = {"dead": node(gpu(is_excluded=True)), "idle": node()}
+
+    decision = decide_on(nodes, candidates=("dead", "idle", "unknown"))
+
+    assert ranking(decision) == ["idle", "unknown"]
+
+
 def test_no_name_is_requested() -> None:
     decision = decide_on({"a": node()}, candidates=(), policy=LOAD_FILTER)
 
@@ -235,6 +243,7 @@ def test_a_decision_is_remembered_small_and_by_name() -> None:
     assert list(slim.candidates) == ["a", "b", "c", "d"]
     assert ranking(slim) == ranking(decided)[:2]
     assert slim.best == decided.best
+    assert not len(slim.zones)
     assert slim.feasible == decided.feasible == 3
     assert rejected(slim) == rejected(decided)
     worth = dict(zip(decided.candidates, decided.scores, strict=True))

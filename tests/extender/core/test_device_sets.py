@@ -118,7 +118,9 @@ def test_labels_give_the_alignment_before_agents(
 
 def test_nothing_is_known_without_places_or_of_very_wide_nodes() -> None:
     assert device_sets([None, None]) == _UNKNOWN
-    assert device_sets([Place(uuid=str(at), numa_node=0) for at in range(60)]) == _UNKNOWN
+    many = [Place(uuid=str(at), numa_node=0) for at in range(53)]
+    assert device_sets(many) == _UNKNOWN
+    assert device_sets(many[1:]).numa[0] == (1 << 52) - 1
     wide = [Place(uuid=str(at), nvlink_peers=(_SWITCH,)) for at in range(20)]
     assert device_sets(wide).joined == ()
 

@@ -32,6 +32,10 @@ def gpu_labels(**labels: str) -> dict[str, str]:
     return {f"nvidia.com/gpu.{name.replace('_', '-')}": value for name, value in labels.items()}
 
 
+def test_a_resource_of_which_a_node_offers_none_has_no_devices() -> None:
+    assert expected_devices(NodeRecord(name="node", allocatable={GPU: 0}), {}) == ()
+
+
 @pytest.mark.parametrize(
     ("node", "seen", "count", "replicas", "is_shared"),
     [

@@ -90,6 +90,12 @@ def test_the_first_pod_goes_to_the_rack_that_has_room_for_all() -> None:
     assert ranking(decided(nodes, need(nodes, size=4)))[:2] == ["a2-x", "a2-y"]
 
 
+def test_the_last_pod_of_a_group_goes_where_it_would_go_alone() -> None:
+    nodes = nodes_of({"a1-x": 1, "a2-x": 2})
+
+    assert ranking(decided(nodes, need(nodes, size=1))) == ranking(decided(nodes, None))
+
+
 def test_a_single_node_with_room_for_all_is_nearest() -> None:
     nodes = nodes_of({"a1-x": 3, "a1-y": 1, "a2-x": 4})
 

@@ -136,6 +136,14 @@ def test_the_largest_limit_of_several_containers_counts(mib: tuple[str, ...]) ->
     assert found.memory_bytes == 8 * GIB
 
 
+def test_of_equal_limits_the_first_is_named() -> None:
+    items = container("--gpu-memory-utilization=0.4"), container("--cuda-memory-fraction=0.4")
+
+    limit, _ = read_limits({"spec": {"containers": list(items)}}, ResourceNames())
+
+    assert (limit.share, limit.source) == (0.4, "argument --gpu-memory-utilization")
+
+
 def test_limits_of_sidecars_count_and_those_of_other_init_containers_do_not() -> None:
     sidecar = {**container("--gpu-memory-utilization=0.5"), "restartPolicy": "Always"}
     first = container("--gpu-memory-utilization=0.9")

@@ -1,6 +1,6 @@
 """Defaults of records and requests: nothing is known, requested or held."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from extender.core.decision.group_fit import GroupNeed
@@ -8,7 +8,9 @@ from extender.core.decision.scoring import NOT_NEAR
 from extender.core.devices.expected_devices import Expected, ExpectedDevice, devices_behind
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
+from extender.core.policy import GroupPolicy
 from extender.core.request.request import GpuRequest
 from testkit.builders import GPU, gpu, node
 
@@ -25,6 +27,12 @@ def test_a_pod_without_details_requests_and_holds_nothing() -> None:
     assert not any(record.host.plus(HostResources()))
     assert not record.holds_devices
     assert record.works_since is None
+
+
+def test_a_new_version_alone_is_no_change_of_a_pod() -> None:
+    record = PodRecord(uid="u", namespace="ns", name="p", version="1")
+
+    assert replace(record, version="2") == record
 
 
 def test_a_node_without_details_is_ready_and_offers_nothing() -> None:
@@ -52,6 +60,23 @@ def test_a_request_without_details_asks_for_devices_alone() -> None:
     assert not request.may_wait
     assert said(kind) == {"count"}
     assert SeenRequests.of({kind: 1.0}).part_bytes is None
+
+
+def test_requests_that_differ_in_no_device_are_equal_and_share_an_evaluation() -> None:
+    request = GpuRequest(resource=GPU, count=1)
+    other = replace(
+        request,
+        memory_source="an argument",
+        avoided={"n": 1.0},
+        has_preferences=True,
+        last_refusal="busy",
+        group=PodGroup(kind="JobSet", namespace="ns", name="a"),
+        group_policy=GroupPolicy.PREFER,
+        own=frozenset({"idlegpu.io/gpu-memory"}),
+    )
+
+    assert (other, hash(other)) == (request, hash(request))
+    assert GpuRequest(resource=GPU, count=2) != request
 
 
 def test_a_group_is_uniform_and_a_node_not_near_it_by_default() -> None:

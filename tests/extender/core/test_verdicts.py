@@ -20,8 +20,9 @@ from extender.core.decision.verdicts import (
     shown_codes,
     state_codes,
 )
-from extender.core.nodes.seen_requests import RequestKind, SeenRequests
+from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
 from extender.core.policy import Policy, Strategy
+from extender.core.request.request import GpuRequest
 from testkit.builders import (
     GIB,
     GPU,
@@ -46,8 +47,11 @@ SIBLING = int(_encode(Sign.SIBLING, 0))
 
 
 def verdict_on(described: Node, **requested: Any) -> NodeVerdict:
-    snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
-    about = request(**requested)
+    return verdict_of(described, request(**requested), NONE_SEEN)
+
+
+def verdict_of(described: Node, about: GpuRequest, seen: SeenRequests) -> NodeVerdict:
+    snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"), seen=seen)
     inputs = EvaluationInputs(
         request=about,
         devices=device_request(about.count, float(about.memory_bytes or 0)),
@@ -198,15 +202,20 @@ def test_gpus_beyond_the_nodes_cpu_memory_or_storage_are_not_left_usable(scarce:
     ],
 )
 def test_the_reason_names_devices_that_are_stranded_or_were(seen: RequestKind, clause: str) -> None:
-    nodes = {"node": node(gpu(), gpu(), free_millicores=4000)}
-    snapshot = snapshot_of(nodes, seen=SeenRequests.of({seen: 1.0}))
-    inputs = EvaluationInputs(
-        request=request(), devices=device_request(), policy=Policy(), overlay={}
-    )
+    described = node(gpu(), gpu(), free_millicores=4000)
 
-    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], inputs, ["node"]))
+    verdict = verdict_of(described, request(), SeenRequests.of({seen: 1.0}))
 
     assert verdict.reason.endswith(f"leaves 1 of 2 usable{clause}")
+
+
+def test_a_pod_takes_as_many_shared_devices_as_its_replicas_need() -> None:
+    described = shared(gpu(), gpu(), gpu(), replicas=2)
+    seen = SeenRequests.of({RequestKind(4): 1.0})
+
+    verdict = verdict_of(described, request(3, strategy=Strategy.PACK), seen)
+
+    assert verdict.reason.endswith(", makes 1 useless for recent requests")
 
 
 def test_a_refusal_is_named() -> None:
