@@ -102,18 +102,17 @@ class _Backoff:
     """
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
-        self._first_seconds = first_seconds
+        self._first_seconds = self._next_seconds = first_seconds
         self._max_seconds = max_seconds
-        self._failures = 0
 
     def reset(self) -> None:
         """Start again with the first delay, after a success."""
-        self._failures = 0
+        self._next_seconds = self._first_seconds
 
     def next_seconds(self) -> float:
         """Return the delay before the next attempt, in seconds."""
-        seconds = min(self._first_seconds * 2.0 ** min(self._failures, 32), self._max_seconds)
-        self._failures += 1
+        seconds = min(self._next_seconds, self._max_seconds)
+        self._next_seconds = 2.0 * seconds
         return seconds * random.uniform(0.5, 1.0)
 
 
