@@ -187,13 +187,17 @@ async def test_a_change_that_is_reverted_early_has_no_effect(
         kube.faults["list"].extend([held_up, held_up])
         part.start(NVIDIA, AMD)
         await part.watching()
+        kube.put("pods", requesting("withheld", amd="1"))
+        kube.put("pods", pod("last", node="n", phase="Running"))
+        await eventually(lambda: "last" in part.sink.pods)
         await part.stop()
         part.start(NVIDIA)
         gate.set()
         await eventually(lambda: not part.source._is_outdated)
 
         assert part.source.resources.names == (NVIDIA,)
-        assert set(part.sink.pods) == {"p"}
+        assert set(part.sink.pods) == {"p", "last"}
+        assert "apply withheld" not in part.sink.calls
 
 
 async def test_a_failed_list_after_a_change_is_retried_soon(kube: FakeKube, tmp_path: Path) -> None:

@@ -252,6 +252,27 @@ async def test_the_source_recovers_when_the_api_server_returns(
         assert (status.is_connected, status.last_error) == (True, "")
 
 
+async def test_a_watch_that_fails_twice_goes_on_without_a_new_list(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with watched_cluster(kube, tmp_path) as (source, sink):
+        refused: set[str] = set()
+
+        async def refuse_once(request: web.Request) -> web.StreamResponse:
+            if request.path in refused:
+                return await kube.answer(request)
+            refused.add(request.path)
+            return await refusal(503, "later")(request)
+
+        kube.faults["watch"].extend([refuse_once] * 4)
+        kube.end_watches()  # at once after their start, which is a failure, too
+        await eventually(lambda: [status.errors for status in source.status.values()] == [2, 2])
+        kube.put("nodes", node("n"))
+        await eventually(lambda: "n" in sink.nodes)
+
+        assert [status.lists for status in source.status.values()] == [1, 1]
+
+
 async def test_a_version_from_the_future_leads_to_a_new_list(
     kube: FakeKube, tmp_path: Path
 ) -> None:

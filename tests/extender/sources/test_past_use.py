@@ -142,6 +142,15 @@ async def test_the_end_of_the_step_of_the_last_use_counts() -> None:
     }
 
 
+async def test_a_time_shorter_than_a_step_is_one_step() -> None:
+    async with past_of([line("GPU-1", lambda _: 0.0)]) as (client, settings):
+        use = await asyncio.to_thread(
+            _collect_use, client, settings, now=NOW, seconds=60.0, active_from=0.02
+        )
+
+    assert (use.used_at.tolist(), use.is_guess.tolist()) == ([NOW - _USE_STEP_SECONDS], [True])
+
+
 async def test_without_prometheus_nothing_is_queried() -> None:
     recorder = Recorder()
     recorder.seen.clear()

@@ -75,6 +75,16 @@ async def test_an_unusable_answer_is_reported_and_not_raised(
     assert hour.activity == {}
 
 
+async def test_an_answer_of_four_megabytes_is_read() -> None:
+    text = '{"status": "success", "data": {"result": []}}'
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=text.ljust(4 << 20))
+
+    async with answering(answer) as url:
+        assert (await plots(url=url).hour([CARD])).error == ""
+
+
 async def test_an_unreachable_server_is_reported() -> None:
     hour = await plots(url="http://127.0.0.1:9").hour([CARD])
 

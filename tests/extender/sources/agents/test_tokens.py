@@ -207,6 +207,15 @@ async def test_an_account_is_checked_as_the_api_server_names_it(
     assert await refusal(reviewer, token_of(GOOD)) is AgentRefusal.WRONG_ACCOUNT
 
 
+async def test_a_refusal_names_an_account_of_any_length_in_200_characters(
+    reviewer: TokenReviewer, reviews: Reviews
+) -> None:
+    reviews.user = User(name="a" * 5000, extra=ON_NODE)
+
+    with pytest.raises(RefusedError, match=f" to '{'a' * 200}', "):
+        await reviewer.review(token_of(GOOD))
+
+
 async def test_a_pod_that_cannot_be_read_leaves_the_token_unreviewed(
     kube: FakeKube, reviewer: TokenReviewer, reviews: Reviews
 ) -> None:
