@@ -1,6 +1,8 @@
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -15,7 +17,7 @@ from agent.report.contract import Foreign, Problem, Process, Tenant
 from agent.sampler import Sampler
 from agent.tenants.attribution import DeviceTenants, DeviceUsage
 from extender.core.devices.readings import Signal
-from extender.sources.prometheus.dcgm import DEFAULT_METRICS
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, convert
 from testkit.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
 
 DASHBOARD_12239 = (
@@ -405,6 +407,29 @@ async def test_the_extender_parses_every_dcgm_name() -> None:
     }
 
     assert set(names(scrape(sampler, dcgm=True).values())) <= known | extra
+
+
+async def test_the_extender_reads_what_the_agent_measured_under_every_dcgm_name() -> None:
+    sampler = await sampled(busy_card())
+    report, node = sampler.latest.report, sampler.latest.node_reading
+    assert report is not None
+    measured: dict[str, float] = {
+        name: at / 128 for at, name in enumerate([*Signal, *Extra], start=1)
+    }
+    measured[Signal.GPU_UTILIZATION] = measured[Signal.GRAPHICS_ACTIVE]
+    devices = tuple(replace(device, values=measured) for device in node.devices)
+    sampler.latest.publish(report, replace(node, devices=devices))
+
+    found = scrape(sampler, dcgm=True)
+
+    for metric in DEFAULT_METRICS:
+        if metric.name in found:
+            exported = np.array(list(values(found[metric.name]).values()))
+            (read,) = convert(exported, metric.unit, metric.signal)
+            if metric.is_counter:  # of which the extender reads the growth
+                assert exported in measured.values(), metric.name
+            else:
+                assert read == pytest.approx(measured[metric.signal]), metric.name
 
 
 def names(families: Iterable[Metric]) -> list[str]:

@@ -179,6 +179,17 @@ def test_a_card_that_is_lost_from_the_start_is_named_by_its_index(rig: Rig) -> N
     assert "fallen off the bus" in found.problem.text
 
 
+@pytest.mark.parametrize(
+    "call", [("start", ""), ("card", "GPU-1"), ("instances", "GPU-1"), (Call.POWER, "GPU-1")]
+)
+def test_a_failed_call_is_counted_with_its_error(rig: Rig, call: tuple[str, str]) -> None:
+    rig.backend.faults[call] = Code.Unknown
+
+    rig.read()
+
+    assert rig.session.failures == {(call[0], "Unknown"): 1}
+
+
 def test_a_uuid_that_two_cards_report_hides_no_other_card(rig: Rig) -> None:
     rig.read()
     rig.cards[1].uuid = rig.cards[0].uuid

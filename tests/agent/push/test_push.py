@@ -42,12 +42,13 @@ def counts(pusher: Pusher) -> dict[str, float]:
 
 
 async def test_the_token_is_sent_and_the_first_report_follows(tmp_path: Path) -> None:
-    async with extender() as it, reporting(it.port, tmp_path, text="abc.def.ghi\n"):
+    async with extender() as it, reporting(it.port, tmp_path, text="abc.def.ghi\n") as running:
         await eventually(lambda: it.updates and it.updates[0])
 
         assert "Authorization: Bearer abc.def.ghi\r\n" in it.requests[0]
         assert it.updates[0][0].node == "gpu-1"
         assert it.updates[0][0].layout is not None
+        assert counts(running.pusher) == {"sent": 1, "failed": 0, "refused": 0}
 
 
 async def test_only_news_is_sent_between_heartbeats(tmp_path: Path) -> None:

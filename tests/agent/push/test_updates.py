@@ -197,6 +197,7 @@ def test_memory_shares_of_a_shared_device_are_sent_once_a_minute() -> None:
     first = make(updates, report(1000.0, **shared))
     assert first.shares == ((0, "a", 8), (0, "b", 2), (0, "idle", 0))
     assert decode_update(frame(first)[4:]).shares == first.shares
+    assert make(updates, report(1000.5, **shared)).shares == ()
     assert make(updates, report(999.0 + _SHARES_SECONDS, **shared)).shares == ()
     assert make(updates, report(1000.0 + _SHARES_SECONDS, **shared)).shares == first.shares
     set_back = make(updates, report(900.0, **shared))

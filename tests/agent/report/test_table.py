@@ -1,6 +1,7 @@
 import io
 from typing import Literal
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -132,6 +133,18 @@ def test_problems_are_below_the_table() -> None:
     text = printed(report(lost))
 
     assert text.splitlines()[-1].strip() == "cannot read GPU 0: it is lost"
+
+
+def test_what_is_not_known_of_pods_and_processes_is_below_the_table() -> None:
+    blind = msgspec.structs.replace(
+        report(Device(uuid="GPU-1", index=0)),
+        tenants_problem=Problem(code="NoKubelet", text="the kubelet does not answer"),
+        processes_problem=Problem(code="OtherNamespace", text="hostPID is off"),
+    )
+
+    lines = [line.strip() for line in printed(blind).splitlines()]
+
+    assert lines[-2:] == ["the kubelet does not answer", "hostPID is off"]
 
 
 def test_an_instance_is_shown_by_card_instance_and_profile() -> None:
