@@ -1,10 +1,12 @@
 import ctypes
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from agent.gpu.backend import Call, Code, Extra, NvmlError, ProcessList
@@ -382,6 +384,14 @@ def test_nvml_errors_keep_code_and_text(code: int) -> None:
     expected = code if code in {one.value for one in Code} else Code.Unknown
     assert caught.value.code == expected
     assert caught.value.call == "nvmlDeviceGetPowerUsage"
+
+
+def test_error_codes_are_those_of_nvml_by_name() -> None:
+    words = {one: re.sub(r"(?<!^)(?=[A-Z])", "_", one.name).upper() for one in Code if one}
+
+    assert {one: getattr(pynvml, f"NVML_ERROR_{name}") for one, name in words.items()} == {
+        one: one.value for one in words
+    }
 
 
 def test_the_real_library_without_a_driver_raises_library_not_found() -> None:
