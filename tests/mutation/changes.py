@@ -30,8 +30,8 @@ COMPUTED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-GUARDS: Final = frozenset({"repr", "strict"})
-"""Arguments of `field` and `zip` that only help to debug."""
+GUARDS: Final = frozenset({"frozen", "repr", "strict"})
+"""Arguments of records, `field` and `zip` that only help to find faults."""
 
 _OPPOSITES: Final = (("min", "max"), ("any", "all"), ("minimum", "maximum"), ("fmin", "fmax"))
 NAMED: Final = {**dict(_OPPOSITES), **{right: left for left, right in _OPPOSITES}}
