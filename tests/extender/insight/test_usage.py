@@ -178,6 +178,9 @@ async def test_groups_with_most_idle_hours_come_first_equal_ones_by_name(
     for node, namespace in (("other-1", "z"), ("other-2", "a")):
         world.add_node(node, 1)
         world.bind(f"pod-{namespace}", node, on=[world.card(node)], namespace=namespace)
+    world.why.set_prices({"H100": 2.0})
+    for device in world.devices.values():
+        device.info = replace(device.info, model="NVIDIA H100 80GB HBM3")
     world.read()
     for _ in range(5):
         world.read_after(_SWEEP_SECONDS)
@@ -190,7 +193,9 @@ async def test_groups_with_most_idle_hours_come_first_equal_ones_by_name(
 
     assert [row["namespace"] for row in answer["usage"]] == ["hidden", "a", "z", "team"]
     assert [row["namespace"] for row in named["usage"]] == ["z"]
-    assert answer["since"] == "2027-01-15T08:01:00.000+00:00"  # when the record began
+    for name, value in answer["sums"].items():
+        assert 0 < value == pytest.approx(sum(row[name] for row in answer["usage"]))
+    assert answer["since"] == "2027-01-15T08:00:00.000+00:00"  # when the record began
 
 
 @pytest.mark.parametrize(
