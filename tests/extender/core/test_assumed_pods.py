@@ -60,6 +60,13 @@ def test_only_nominated_pods_of_at_least_the_pods_priority_count() -> None:
     assert counting(6) == ["tentative"]
 
 
+@pytest.mark.parametrize("own", [{"expires_at": None, "rank": (-9, 0.0, "")}, {}])
+def test_tentative_pods_count_for_each_other_and_for_nominated_pods(own: dict[str, Any]) -> None:
+    made = ledger(assumption("own", **own), assumption("tentative"))
+
+    assert counted(made, without="own") == {"node": ["tentative"]}
+
+
 def test_a_later_answer_replaces_the_earlier_one() -> None:
     assert counted(ledger(assumption("a", "old"), assumption("a", "new"))) == {"new": ["a"]}
 

@@ -260,6 +260,17 @@ def test_devices_in_use_that_pods_have_just_left_are_free(
     assert not (seen.freshness * seen.presumed).any()
 
 
+@pytest.mark.parametrize(("activity", "memory"), [(1.0, 0.5), (0.5, 1.0)])
+def test_a_freed_device_is_presumed_idle_as_far_as_any_reading_is_fresh(
+    activity: float, memory: float
+) -> None:
+    left = busy(is_in_use=True, freshness=activity, memory_freshness=memory)
+
+    seen = count_freed(batch_of(node(left, just_freed=1, **UNMAPPED))).telemetry
+
+    assert seen.presumed.tolist() == [[1.0]]
+
+
 def test_free_device_not_presumed_idle_is_unknown() -> None:
     described = node(*[busy(is_in_use=True)] * 2, held=1, just_freed=1, is_agreed=False)
 

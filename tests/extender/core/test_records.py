@@ -7,7 +7,7 @@ from extender.core.decision.group_fit import GroupNeed
 from extender.core.decision.scoring import NOT_NEAR
 from extender.core.devices.expected_devices import Expected, ExpectedDevice, devices_behind
 from extender.core.nodes.host_resources import HostResources
-from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.seen_requests import RequestKind, SeenRequests
 from extender.core.policy import GroupPolicy
@@ -27,6 +27,10 @@ def test_a_pod_without_details_requests_and_holds_nothing() -> None:
     assert not any(record.host.plus(HostResources()))
     assert not record.holds_devices
     assert record.works_since is None
+
+
+def test_only_pods_that_succeeded_or_failed_have_ended() -> None:
+    assert {one for one in PodPhase if one.is_terminal} == {PodPhase.SUCCEEDED, PodPhase.FAILED}
 
 
 def test_a_new_version_alone_is_no_change_of_a_pod() -> None:

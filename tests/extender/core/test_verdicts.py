@@ -90,6 +90,7 @@ def test_each_device_has_its_state_in_words(device: Gpu, state: str) -> None:
         (gpu(is_excluded=True), "unhealthy"),
         (gpu(is_excluded=True, cause=SIBLING), "excluded"),
         (gpu(is_foreign=True), "foreign"),
+        (gpu(is_excluded_multi=True), "idle"),
         (busy(freshness=0.5), "busy"),
         (busy(freshness=0.5, memory_freshness=0.5), "stale"),
         (busy(freshness=0.5, memory_freshness=0.5, assumed=1), "busy"),
@@ -159,7 +160,7 @@ def test_refusal_lifted_by_leaving_pods_is_not_named(leaving: tuple[int, ...]) -
     ],
 )
 def test_only_a_gpu_that_was_freed_is_called_just_freed(device: Gpu, why: str) -> None:
-    assert verdict_on(node(device)).reason == f"{why}; leaves none of 1 usable"
+    assert verdict_on(node(gpu(used=1), device)).reason == f"{why}; leaves none of 2 usable"
 
 
 def test_no_idle_gpu_is_presumed_where_one_of_the_freed_ones_is_too_small() -> None:
