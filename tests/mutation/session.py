@@ -241,7 +241,11 @@ class TryAll:
         return learned
 
     def _run_tests(
-        self, session: pytest.Session, tests: Sequence[str], following: Sequence[str] = ()
+        self,
+        session: pytest.Session,
+        tests: Sequence[str],
+        following: Sequence[str] = (),
+        learned: Learned | None = None,
     ) -> str:
         """Run tests until one fails; return its ID, or "".
 
@@ -249,6 +253,7 @@ class TryAll:
             session: session with the collected tests.
             tests: IDs of the tests.
             following: all tests of a run in which `tests` is a single one.
+            learned: ends the process at a test that takes much more CPU time than it did.
         """
         order = list(following or tests)
         for test in tests:
@@ -256,6 +261,8 @@ class TryAll:
             later = self._items[order[at]] if at < len(order) else None
             item = self._items[test]
             failed = session.testsfailed
+            if learned is not None:
+                signal.setitimer(signal.ITIMER_PROF, limit_seconds(learned, [test]))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=later)
             if session.testsfailed > failed:
                 return test
@@ -268,12 +275,11 @@ class TryAll:
         if not functions or not tests:
             return Outcome(verdict="import")
         while tests:
-            limit = limit_seconds(learned, tests)
             with replaced(file, mutant.text):  # also for the processes that tests start
-                outcome = self._judge(session, tests, functions, limit)
+                outcome = self._judge(session, tests, functions, learned)
             if outcome.verdict != "killed":
                 return outcome
-            alone = self._judge(session, [outcome.test], [], limit)
+            alone = self._judge(session, [outcome.test], [], learned)
             if alone.verdict == "survives":
                 return outcome
             learned.failed.append(outcome.test)
@@ -305,7 +311,7 @@ class TryAll:
         session: pytest.Session,
         tests: Sequence[str],
         functions: Sequence[tuple[FunctionType, CodeType]],
-        limit: float,
+        learned: Learned,
     ) -> Outcome:
         target = self._folder / "verdict"
         target.write_text("import", encoding="utf-8")
@@ -314,9 +320,10 @@ class TryAll:
             for function, code in functions:
                 function.__code__ = code
             target.write_text("", encoding="utf-8")
-            target.write_text(self._run_tests(session, tests) or "survives", encoding="utf-8")
+            failed = self._run_tests(session, tests, learned=learned)
+            target.write_text(failed or "survives", encoding="utf-8")
 
-        if not in_a_fork(run, limit_seconds=limit):
+        if not in_a_fork(run, limit_seconds=limit_seconds(learned, tests)):
             return Outcome(verdict="hangs")
         said = target.read_text(encoding="utf-8")
         if said in ("import", "survives"):
@@ -334,7 +341,8 @@ def in_a_fork(
 ) -> bool:
     """Call a function in a forked process; return whether it ended without hanging.
 
-    Only CPU time and time without CPU use count, so that a busy machine does not matter.
+    Only CPU time and time without CPU use count, so that a busy machine does not matter. A process
+    that its own timer ends hangs, too.
 
     Args:
         run: function to call.
@@ -352,7 +360,7 @@ def in_a_fork(
         finally:
             os._exit(0)
     spent, busy, slept, at = 0.0, 0.0, 0.0, time.monotonic()
-    has_ended = False
+    has_ended, status = False, 0
     while not has_ended and spent <= limit_seconds and slept <= idle_seconds:
         time.sleep(0.01)
         spent, is_running = _progress_of(child)
@@ -362,12 +370,13 @@ def in_a_fork(
         elif not is_running:
             slept += min(now - at, _LONGEST_POLL_SECONDS)
         at = now
-        has_ended = bool(os.waitpid(child, os.WNOHANG)[0])
+        ended, status = os.waitpid(child, os.WNOHANG)
+        has_ended = bool(ended)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # and its child processes
     if not has_ended:
         os.waitpid(child, 0)
-    return has_ended
+    return has_ended and os.waitstatus_to_exitcode(status) != -signal.SIGPROF
 
 
 def _progress_of(child: int) -> tuple[float, bool]:
