@@ -369,7 +369,7 @@ def test_memory_has_its_own_step() -> None:
     passes.reported = passes.digest_builder.build(passes.next(used=0.10, allocated_to=(TENANT,)))
 
     assert not passes.is_news(used=0.14, allocated_to=(TENANT,))
-    assert passes.is_news(used=0.16, allocated_to=(TENANT,))
+    assert passes.is_news(used=0.15, allocated_to=(TENANT,))
 
 
 def test_crossing_an_idle_threshold_is_news() -> None:
