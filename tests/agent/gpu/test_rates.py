@@ -45,6 +45,15 @@ def test_a_reloaded_driver_starts_over() -> None:
     assert growth.rates(replays(3), START + 120) == {Signal.PCIE_REPLAY_RATE: 0.0}
 
 
+def test_a_counter_that_is_read_for_the_first_time_leaves_the_others_alone() -> None:
+    growth = _CounterRates()
+    growth.rates(replays(5000), START)
+
+    rates = growth.rates({**replays(5060), Extra.NVLINK_REPLAYS: 0.0}, START + 120)
+
+    assert rates == {Signal.PCIE_REPLAY_RATE: 0.5}
+
+
 def test_a_clock_set_back_starts_over() -> None:
     growth = _CounterRates()
     growth.rates(replays(5000), START)
