@@ -88,7 +88,9 @@ def test_an_unchanged_card_keeps_its_thread(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.Unknown, Code.NotSupported, Code.GpuIsLost])
-def test_a_card_whose_events_fail_does_not_affect_others(rig: Rig, code: Code) -> None:
+def test_a_card_whose_events_fail_does_not_affect_others(
+    rig: Rig, code: Code, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.backend.faults["events", "GPU-0"] = code
     rig.watcher.watch(rig.cards())
     rig.backend.happen(replace(EVENT, uuid="GPU-1"))
@@ -96,6 +98,9 @@ def test_a_card_whose_events_fail_does_not_affect_others(rig: Rig, code: Code) -
     assert rig.events.get(timeout=10).uuid == "GPU-1"
     until(lambda: code.name in rig.watcher.problems["GPU-0"])
     assert rig.watcher.problems["GPU-1"] == ""
+    (logged,) = map(vars, caplog.records)
+    assert logged["uuid"] == "GPU-0"
+    assert code.name in logged["error"]
 
     def is_followed_again() -> bool:
         rig.watcher.watch(rig.cards())

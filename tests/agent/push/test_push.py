@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.options import ReportOptions
-from agent.push.handshake import _expiry_of, read_token
+from agent.push.handshake import Token, _expiry_of, read_token
 from agent.push.pusher import Pusher, ReportLink, _TokenBucket
 from agent.push.updates import Digest, DigestBuilder
 from agent.report.contract import Farewell, Report, frame
@@ -23,6 +23,8 @@ from simulation.devices import Load
 from simulation.models import GIB
 from testkit.agent.pushing import eventually, extender, reporting
 from testkit.agent.reviews import token
+
+START = 1_800_000_000.0
 
 
 async def wait_connection_lost() -> None:
@@ -162,6 +164,24 @@ def test_a_broken_connection_is_logged_from_the_third_failure_on(
     assert (link.failures, link.refusals) == (5, 0)
 
 
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("expires_at", "least", "most"), [(START + 600.0, 480, 540), (None, 3600, 3600)]
+)
+async def test_a_connection_is_reopened_before_its_token_expires(
+    expires_at: float | None, least: float, most: float
+) -> None:
+    options = ReportOptions()
+    builder = DigestBuilder(options, Thresholds(), Threshold())
+    link = ReportLink(("127.0.0.1", 1), LatestReport(), builder, options, clock=lambda: START)
+    token = Token(text="abc", expires_at=expires_at)
+
+    now = asyncio.get_running_loop().time()
+    after = [link._connection_deadline(token) - now for _ in range(100)]
+
+    assert least <= min(after) <= max(after) <= most
+
+
 async def test_the_token_is_read_for_each_connection(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, text="one") as running:
         await eventually(lambda: it.updates and it.updates[0])
@@ -230,6 +250,7 @@ async def test_a_replica_removed_from_the_service_is_disconnected(
         monkeypatch.setattr(running.pusher, "_addresses", no_addresses)
         await eventually(lambda: not running.pusher.links)
 
+        await wait_connection_lost()
         assert counts(running.pusher)["sent"] == 1  # counts of closed links remain
 
 
@@ -306,7 +327,7 @@ def test_an_expiry_that_is_no_finite_number_is_unknown(expires_at: float) -> Non
     assert _expiry_of(token("n", expires_at=expires_at)) is None
 
 
-@pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00"])
+@pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00", "\x7f"])
 def test_an_invalid_token_is_not_sent(tmp_path: Path, content: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
