@@ -11,7 +11,14 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
-from extender.insight.advice_findings import Measured, PrometheusCache, _devices, find
+from extender.insight.advice_findings import (
+    _MOST_KEPT,
+    Measured,
+    PrometheusCache,
+    _devices,
+    _Samples,
+    find,
+)
 from extender.insight.last_hour import Values
 from extender.runtime.fair_queue import FairQueue
 from testkit.api_requests import get
@@ -59,6 +66,7 @@ async def test_recommended_replicas_follow_the_joint_use_of_tenants(
     assert answer["looked_seconds"] == found["looked_seconds"] == pytest.approx(59 * 60)
     assert (found["node"], found["index"], found["shared_by"]) == ("s", 0, "time-slicing")
     assert (found["replicas"], found["replicas_used"]) == (4, 2)
+    assert found["memory_total_bytes"] == 80 * GIB
     assert found["activity_ratio"] == pytest.approx(0.3)
     assert found["memory_bytes"] == pytest.approx(20 * GIB)
     assert (found["verdict"], found["recommended_replicas"]) == ("more", 6)
@@ -495,6 +503,18 @@ async def test_prometheus_is_queried_once_a_minute_for_all_callers(
     for over in range(3_601, 2_592_001, 9_973):
         await get(client, "/v1/advice", over=str(over))
     assert len(reported.requested) <= 2 + 10
+
+
+def test_the_oldest_answer_of_prometheus_is_the_first_to_go() -> None:
+    cache = PrometheusCache(lambda: 0.0)
+    empty = np.zeros((0, 0))
+    samples = _Samples(source="", times=np.zeros(0), activity=empty, memory_bytes=empty)
+
+    for at in range(_MOST_KEPT + 1):
+        cache.put((float(at), ()), samples)
+
+    found = [cache.get((float(at), ())) for at in range(_MOST_KEPT + 1)]
+    assert found == [None, *[samples] * _MOST_KEPT]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from extender.core.devices.gpu_models import (
@@ -392,6 +392,7 @@ def test_pod_uses_a_tenth_only_if_no_gpu_is_busier() -> None:
 
 
 @given(st.floats(0.25, 80.0), st.floats(0.0, 80.0))
+@example(2.5, 0.75)
 def test_memory_request_is_judged_far_off_only_beyond_the_limits(
     requested: float, used: float
 ) -> None:

@@ -133,6 +133,20 @@ def test_a_gpu_is_in_the_gauge_of_an_hours_idleness_after_just_an_hour() -> None
     assert counted_in(metrics, "idlegpu_held_hour_idle_gpus") == 2
 
 
+def test_usage_is_kept_for_so_many_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.insight.usage._KEPT_HOURS", 2)
+    world = busy_and_idle()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock)
+    group = _Group("team", "Job", "other")
+
+    pass_time(world, record, 600)
+    assert record.since(24 * _HOUR)[group].gpu_hours == pytest.approx(2 * 600 / _HOUR)
+    pass_time(world, record, 3 * _HOUR)
+
+    hours = 1 + 600 / _HOUR  # the whole last one, and the part of the present one
+    assert record.since(24 * _HOUR)[group].gpu_hours == pytest.approx(2 * hours, rel=0.02)
+
+
 def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("extender.insight.usage._MAX_GROUPS", 1)
     world = busy_and_idle()

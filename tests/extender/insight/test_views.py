@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import DeviceInfo, DeviceKey, ForeignProcess, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.insight.views import _freshness_word, gpus_of, node_views, node_with_gpus, order_of
-from extender.server.redaction import write_json_in_full
+from extender.server.redaction import write_json, write_json_in_full
 from testkit.builders import GPU
 from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu, card
 from testkit.mig import mig_world
@@ -368,7 +368,9 @@ def test_foreign_use_of_a_shared_gpu_is_stated_beside_its_state() -> None:
     world.fleet.note_foreign("s", {DeviceKey(("GPU-s-0", "")): processes})
 
     (gpu,) = shown(world, "s")
+    (gpus,) = gpus_of(world.fleet, world.fleet.snapshot(), ["s"]).values()
 
+    assert [json.loads(write_json(one))["foreign_processes"] for one in gpus] == [[]]  # to no one
     assert (gpu["replicas"], gpu["replicas_used"]) == (4, 1)
     assert gpu["foreign_processes"] == [
         {
