@@ -77,6 +77,12 @@ async def test_recommended_replicas_follow_the_joint_use_of_tenants(
     )
 
 
+async def test_both_ends_of_the_period_count(world: World, client: Client) -> None:
+    world.live(share(world, 1), 2 * HOUR)
+
+    assert (await get(client, "/v1/advice", over="1800"))["samples"] == 31
+
+
 async def test_use_before_the_last_tenant_does_not_count(world: World, client: Client) -> None:
     cards = share(world, 1, busy=0.9, used_gib=10.0)
     world.live(cards, HOUR / 2)

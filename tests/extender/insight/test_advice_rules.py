@@ -384,6 +384,13 @@ def test_a_wrong_memory_request_is_explained(requested: int, used: int, words: s
     assert _memory_words(requested * GIB, use(0.5, used), advice) == words
 
 
+def test_twice_the_used_memory_and_two_gibs_more_are_too_much() -> None:
+    advice = judge_memory(4 * GIB, 2 * GIB, 80 * GIB)
+
+    assert advice is not None
+    assert (advice.verdict, advice.suggested_bytes) == (MemoryVerdict.TOO_MUCH, 3 * GIB)
+
+
 def test_pod_uses_a_tenth_only_if_no_gpu_is_busier() -> None:
     assert uses_a_tenth([use(0.1), use(0.0)])
     assert not uses_a_tenth([use(0.11), use(0.0)])

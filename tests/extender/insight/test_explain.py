@@ -286,6 +286,17 @@ async def test_a_name_that_two_pods_have_is_refused_with_both(world: World, clie
     assert answer["error"] == "pod='p' is the name of several pods: use one of other/p, team/p"
 
 
+async def test_a_name_of_two_pods_with_decisions_is_refused_with_both(client: Client) -> None:
+    for namespace in ("team", "other"):
+        requester = pod("p") | {"metadata": {"name": "p", "namespace": namespace, "uid": namespace}}
+        body = names_request("idle", requester=requester)
+        assert (await client.post("/prioritize", data=json.dumps(body))).status == 200
+
+    answer = await get(client, "/v1/explain", 400, pod="p")
+
+    assert answer["error"] == "pod='p' is the name of several pods: use one of other/p, team/p"
+
+
 def _renamed(world: World, uid: str, name: str) -> Any:
     return replace(world.fleet.pods[uid], name=name)
 
