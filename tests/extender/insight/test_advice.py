@@ -155,12 +155,11 @@ async def test_cards_that_are_shared_by_too_many_are_named(
     assert listed == ([] if found["verdict"] == "keep" else [found])
 
 
-@pytest.mark.parametrize("minutes", [0, 5])
-async def test_without_history_the_defaults_are_given(
-    world: World, client: Client, minutes: int
+@pytest.mark.parametrize(("pods", "minutes"), [(0, 1), (0, 60), (2, 5)])
+async def test_without_history_of_pods_the_defaults_are_given(
+    world: World, client: Client, pods: int, minutes: int
 ) -> None:
-    cards = share(world, 2 if minutes else 0)
-    world.live(cards, max(minutes, 1) * 60)
+    world.live(share(world, pods), minutes * 60)
 
     (found,) = (await get(client, "/v1/advice"))["cards"]
 
