@@ -4,7 +4,9 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import orjson
 import pytest
+from aiohttp import web
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
@@ -39,12 +41,23 @@ async def test_the_first_list_is_read_in_pages(kube: FakeKube, tmp_path: Path) -
     assert not any("resourceVersion" in query for _, query in kube.lists)
 
 
+@pytest.mark.parametrize("late", ["nodes", "pods"])
 async def test_the_source_is_synced_once_nodes_and_pods_are_listed(
-    kube: FakeKube, tmp_path: Path
+    kube: FakeKube, tmp_path: Path, late: str
 ) -> None:
+    gate = asyncio.Event()
+
+    async def held_up(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith(late):
+            await gate.wait()
+        return await kube.answer(request)
+
+    kube.faults["list"].extend([held_up, held_up])
     async with watched_cluster(kube, tmp_path, waits_for_sync=False) as (source, _):
+        await eventually(lambda: any(status.is_listed for status in source.status.values()))
         assert not source.is_synced
 
+        gate.set()
         await eventually(lambda: source.is_synced)
 
 
@@ -307,6 +320,18 @@ async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> 
     await feed.end_list(pacer)
 
     assert set(sink.pods) == {"waits"}
+
+
+def test_a_change_of_a_pod_without_gpus_is_skipped_unless_the_pod_is_known() -> None:
+    feed = withholding(Sink())
+    raw = pod("p")
+    raw["metadata"]["resourceVersion"] = "7"
+    del raw["spec"]["containers"][0]["resources"]
+    event = orjson.dumps({"type": "MODIFIED", "object": raw})
+
+    assert feed.irrelevant_change(event) is not None
+    feed.put(requesting("p", nvidia="1"))
+    assert feed.irrelevant_change(event) is None
 
 
 async def test_a_withheld_pod_that_a_list_has_unreadable_is_reported_as_it_was() -> None:

@@ -330,8 +330,9 @@ async def test_an_object_that_our_code_fails_on_is_skipped(
         status = source.status["nodes"]
         assert (status.unreadable, status.unreadable_since_list, status.errors) == (2, 2, 0)
         assert status.unreadable_names == (("", "bad-1"), ("", "bad-2"))
-    named = [line.__dict__.get("object") for line in caplog.records]
-    assert [name for name in named if name] == ["bad-1", "bad-2"]
+    logged = [line for line in caplog.records if hasattr(line, "object")]
+    assert [vars(line)["object"] for line in logged] == ["bad-1", "bad-2"]
+    assert all(line.levelname == "ERROR" and line.exc_info for line in logged)
 
 
 ODD_NUMBER = b"1e999"
@@ -352,7 +353,7 @@ def odd_text(raw: Object, odd: bytes = ODD_NUMBER) -> bytes:
     ],
 )
 async def test_an_odd_value_in_an_event_affects_only_its_object(
-    kube: FakeKube, tmp_path: Path, odd: bytes, unreadable: int
+    kube: FakeKube, tmp_path: Path, odd: bytes, unreadable: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with watched_cluster(kube, tmp_path) as (source, sink):
         kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % odd_text(node("strange"), odd))
@@ -362,6 +363,9 @@ async def test_an_odd_value_in_an_event_affects_only_its_object(
         status = source.status["nodes"]
         assert (status.errors, status.unreadable) == (0, unreadable)
         assert ("strange" in sink.nodes) is (unreadable == 0)
+    logged = [line for line in caplog.records if vars(line).get("object") == "strange"]
+    assert [(line.levelname, line.exc_info) for line in logged] == [("WARNING", None)] * unreadable
+    assert all("JSON" in vars(line)["cause"] for line in logged)
 
 
 @pytest.mark.parametrize("odd", [ODD_NUMBER, b'"\\ud83d"'], ids=["number", "surrogate"])
