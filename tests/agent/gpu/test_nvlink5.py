@@ -109,9 +109,12 @@ def test_counters_of_all_links_are_summed() -> None:
     assert card.asked_of_links == len(LINK_COUNTERS) * (LINKS + 1), "until there are no more"
 
 
-def test_an_inactive_link_adds_nothing() -> None:
+@pytest.mark.parametrize(
+    "code", [Code.NotSupported, Code.NotFound, Code.NoPermission, Code.Deprecated]
+)
+def test_an_inactive_link_adds_nothing(code: Code) -> None:
     card = Blackwell()
-    card.broken = {0: int(Code.NotSupported), 7: int(Code.NotSupported)}
+    card.broken = {0: int(code), 7: int(code)}
     card.counts.update({(221, 7): 40, (221, 17): 2})
 
     values = nvml_on(card).read(Call.NVLINK_ERRORS, card.handle)
