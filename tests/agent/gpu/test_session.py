@@ -180,6 +180,17 @@ def test_a_card_that_is_lost_from_the_start_is_named_by_its_index(rig: Rig) -> N
 
 
 @pytest.mark.parametrize(
+    ("fault", "problem"), [(Code.Unknown, None), (Code.GpuIsLost, "GpuIsLost")]
+)
+def test_an_unreadable_topology_is_no_problem_unless_the_card_is_lost(
+    rig: Rig, fault: Code, problem: str | None
+) -> None:
+    rig.backend.faults["topology", "GPU-1"] = fault
+
+    assert code(by_uuid(rig.read())["GPU-1"]) == problem
+
+
+@pytest.mark.parametrize(
     "call", [("start", ""), ("card", "GPU-1"), ("instances", "GPU-1"), (Call.POWER, "GPU-1")]
 )
 def test_a_failed_call_is_counted_with_its_error(rig: Rig, call: tuple[str, str]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from agent.report.contract import Foreign, Process
+from agent.tenants.foreign import Attribution, unaccounted_memory_bytes
 from testkit.agent.fake_kubelet import FakeKubelet
 from testkit.agent.fake_machine import HOST_CGROUP, pod_cgroup
 from testkit.agent.fake_node import GIB, TRAINER, World, used
@@ -34,6 +35,12 @@ async def test_memory_that_holders_processes_do_not_explain_becomes_foreign(worl
     assert explained.foreign == Foreign()
     assert seen[:12] == [None] * 12, "a process of graphics is listed later"
     assert seen[12:] == [Foreign(memory_bytes=38 * GIB)] * 2
+
+
+def test_no_memory_is_foreign_where_processes_use_more_than_the_device_says() -> None:
+    own = [(Process(pid=5, memory_bytes=3 * GIB), Attribution.ACCOUNTED)]
+
+    assert unaccounted_memory_bytes(2 * GIB, own) == 0
 
 
 @pytest.mark.parametrize("own", [(), (Process(pid=5, memory_bytes=None),)], ids=["none", "unknown"])
