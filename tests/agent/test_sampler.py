@@ -477,6 +477,7 @@ async def test_an_instance_reports_no_power(rig: Rig) -> None:
     report = await rig.sampler.sample()
 
     assert report.signals[Signal.POWER] == (None, 80.0, 80.0)
+    assert report.signals[Signal.POWER_LIMIT][0] is None
     assert report.signals[Signal.TEMPERATURE] == (40.0, 40.0, 40.0)
 
 

@@ -2,6 +2,7 @@ import ctypes
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ GIB = 1 << 30
 def test_a_recorded_card_has_its_recorded_description() -> None:
     card = nvml_on(Replay()).card(0)
 
+    assert replace(card, handle="of the next listing") == card
     assert (card.model, card.index, card.minor) == ("NVIDIA H200", 0, 0)
     assert (card.pci_bus_id, card.has_gpm) == ("00000000:00:06.0", True)
     assert card.uuid == "GPU-00000000-1111-2222-3333-444444444444"
@@ -345,11 +347,12 @@ def test_active_links_are_counted() -> None:
     assert nvml_on(replay).read(Call.NVLINKS, replay.handle) == {Extra.NVLINKS_UP: 2.0}
 
 
-def test_topology_has_numa_node_and_nvlink_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_topology_has_numa_node_and_nvlink_peers(tmp_path: Path, number: int) -> None:
     replay = Replay()
     folder = tmp_path / "0000:00:06.0"
     folder.mkdir()
-    (folder / "numa_node").write_text("1\n")
+    (folder / "numa_node").write_text(f"{number}\n")
     buses = {0: "00000000:00:06.0", 1: "00000000:C6:00.0"}
     replay.instead["nvmlDeviceGetNvLinkState"] = lambda _, link: 1 if link in buses else refuse(2)()
     replay.instead["nvmlDeviceGetNvLinkRemotePciInfo"] = lambda _, link: SimpleNamespace(
@@ -360,7 +363,7 @@ def test_topology_has_numa_node_and_nvlink_peers(tmp_path: Path) -> None:
 
     topology = nvml.topology(card, [card])
 
-    assert (topology.numa_node, topology.nvlink_peers) == (1, (card.uuid, "switch"))
+    assert (topology.numa_node, topology.nvlink_peers) == (number, (card.uuid, "switch"))
 
 
 def test_the_numa_node_of_a_virtual_machine_is_unknown(tmp_path: Path) -> None:
@@ -384,6 +387,7 @@ def test_nvml_errors_keep_code_and_text(code: int) -> None:
     expected = code if code in {one.value for one in Code} else Code.Unknown
     assert caught.value.code == expected
     assert caught.value.call == "nvmlDeviceGetPowerUsage"
+    assert str(caught.value) == f"nvmlDeviceGetPowerUsage: {caught.value.text} ({code})"
 
 
 def test_error_codes_are_those_of_nvml_by_name() -> None:

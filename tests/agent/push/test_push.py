@@ -254,6 +254,19 @@ async def test_a_replica_removed_from_the_service_is_disconnected(
         assert counts(running.pusher)["sent"] == 1  # counts of closed links remain
 
 
+async def test_reports_go_to_so_many_replicas_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def addresses() -> set[tuple[str, int]]:
+        return {("127.0.0.1", port) for port in range(1, 40)}
+
+    monkeypatch.setattr(Pusher, "_addresses", lambda _: addresses())
+    async with reporting(1, tmp_path) as running:
+        await eventually(lambda: "too many replicas" in caplog.messages)
+
+        assert len(running.pusher.links) == 32
+
+
 async def test_a_link_that_fails_is_opened_again_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
