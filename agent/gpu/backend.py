@@ -271,7 +271,7 @@ class Topology:
 
     numa_node: int | None
     nvlink_peers: tuple[str, ...]
-    unread: tuple[NvmlError, ...] = field(default=(), compare=False)
+    unread: tuple[NvmlError, ...] = ()
 
 
 class EventSource(Protocol):
