@@ -169,6 +169,12 @@ async def test_a_broken_connection_is_an_error(prometheus: FakePrometheus) -> No
     assert "cannot query Prometheus" in await error_of(settings(prometheus.url))
 
 
+async def test_an_answer_of_the_largest_size_is_read(prometheus: FakePrometheus) -> None:
+    prometheus.handler = answers("{}".ljust(1 << 20))
+
+    assert "larger" not in await error_of(settings(prometheus.url))
+
+
 async def test_huge_answer_is_refused(prometheus: FakePrometheus) -> None:
     prometheus.handler = answers(" " * (1 << 20) + "{}")
 

@@ -175,6 +175,9 @@ def test_an_unbound_pod_cannot_fail_early() -> None:
     assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
 
 
+NO_DRIVER = "Failed to initialize NVML: Driver/library version mismatch"
+
+
 def of_message(message: str) -> Object:
     """Return the status of a container that ended early, with a message."""
     return {"containerStatuses": [container(terminated={**ended(), "message": message})]}
@@ -185,13 +188,19 @@ def of_message(message: str) -> Object:
     [
         {"reason": "UnexpectedAdmissionError"},
         {"reason": "TopologyAffinityError"},
+        {
+            "containerStatuses": [
+                container(waiting={"reason": "CrashLoopBackOff"})
+                | {"lastState": {"terminated": {**ended(), "message": NO_DRIVER}}}
+            ]
+        },
         *map(
             of_message,
             (
                 "failed to create containerd task: OCI runtime create failed: nvidia-container-cli:"
                 " device error: GPU-0: unknown device: unknown",
                 "nvidia-container-cli: initialization error: driver rpc error: timed out: unknown",
-                "Failed to initialize NVML: Driver/library version mismatch",
+                NO_DRIVER,
                 "RuntimeError: No CUDA-capable device is detected",
                 "CUDA error: all CUDA-capable device(s) is/are busy or unavailable",
                 "CUDA error: uncorrectable ECC error encountered",

@@ -412,6 +412,7 @@ async def test_the_worker_ends_with_the_extender(fake: FakePrometheus) -> None:
     process = worker._process
     assert process is not None
     assert process.stdin is not None
+    assert os.getsid(process.pid) == process.pid, "Ctrl-C must not reach it"
 
     process.stdin.close()  # for the worker this is how a killed extender looks
 

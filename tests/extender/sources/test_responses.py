@@ -88,6 +88,17 @@ def test_an_answer_of_another_form_does_not_match(text: bytes) -> None:
     assert templates.read(text) is None
 
 
+def test_no_answer_matches_that_differs_in_a_byte_around_its_numbers() -> None:
+    text = vector([({"UUID": "a"}, 1.0), ({"UUID": "b"}, 2.0)])
+    templates = ResponseTemplates()
+    templates.learn(text, np.arange(2))
+
+    for at, byte in enumerate(text):
+        if chr(byte) not in "0123456789.":
+            assert templates.read(text[:at] + b"~" + text[at + 1 :]) is None, at
+    assert templates.read(text + b" ") is None
+
+
 @pytest.mark.parametrize("other", ["xyz", "xyw", "zyx"])
 def test_answers_that_differ_in_one_name_have_two_templates(other: str) -> None:
     """Names of different lengths: the texts between values are compared by their length."""

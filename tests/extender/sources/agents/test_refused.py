@@ -20,7 +20,7 @@ from agent.report.contract import (
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
 from extender.sources.agents.connection import _MAX_UPDATES, _UPDATE_BYTES
-from extender.sources.agents.refusal import AgentRefusal, RefusedError
+from extender.sources.agents.refusal import AgentRefusal, Refusals, RefusedError
 from extender.sources.agents.tokens import TokenReviewer
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
@@ -103,6 +103,17 @@ async def test_a_token_of_another_account_is_refused(tmp_path: Path) -> None:
 
         assert (status, server.refused(AgentRefusal.WRONG_ACCOUNT)) == (403, 1)
         assert "default:default" in text
+
+
+def test_each_agent_is_logged_once_for_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals(lambda: 0.0)
+    error = RefusedError(AgentRefusal.BAD_TOKEN, "no token")
+
+    for node, address in (("", "a"), ("", "b"), ("", "a"), ("n", "c"), ("n", "d")):
+        refusals.note(error, node, address)
+
+    assert [vars(line)["address"] for line in caplog.records] == ["a", "b", "c"]
+    assert refusals.counts[AgentRefusal.BAD_TOKEN] == 5
 
 
 async def test_claims_of_a_token_are_not_trusted(tmp_path: Path) -> None:
