@@ -35,8 +35,8 @@ IDLE_SECONDS: Final = 60.0
 """Sleeping time after which a test counts as hanging, unless it used some CPU in between."""
 _LONGEST_POLL_SECONDS: Final = 1.0
 """Sleeping time that one look can show: more time between two looks is a pause of the machine."""
-_LEAST_CPU_SECONDS: Final = 0.1
-"""CPU use that is more than a timer's in a test that hangs."""
+_LEAST_CPU_SECONDS: Final = 1.0
+"""CPU use in that time that is more than timers use in a test that hangs."""
 
 
 @dataclass(slots=True)
