@@ -54,6 +54,8 @@ def test_a_row_shows_the_known_values_of_a_device() -> None:
         report(
             device,
             graphics_active_ratio=(0.45,),
+            tensor_active_ratio=(0.31,),
+            dram_active_ratio=(0.27,),
             memory_used_bytes=(60.0 * GIB,),
             memory_total_bytes=(140.0 * GIB,),
             power_watts=(512.3,),
@@ -70,6 +72,8 @@ def test_a_row_shows_the_known_values_of_a_device() -> None:
         "used by",
         "H200",
         "45% graphics",
+        "31% tensor",
+        "27% memory",
         "60.0 / 140.0",
         "512 / 700",
         "61",
