@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -9,11 +10,12 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from agent.app import Agent, sample_once, start, watch_reports
+from agent.app import Agent, _freeze_gc_once, sample_once, start, watch_reports
 from agent.gpu.backend import Call, Code
 from agent.gpu.session import Cadence
 from agent.options import Options
 from agent.report.contract import Report
+from extender.runtime import native_memory
 from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 from testkit.agent.json_report import decode_report
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
@@ -71,6 +73,19 @@ async def served(
             yield Served(agent, backend, http)
         finally:
             backend.released.set()
+
+
+async def test_start_up_objects_are_frozen_once_and_free_memory_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(native_memory, "give_back", lambda: given.append(gc.get_freeze_count()))
+    async with served(replace(OPTIONS, period_seconds=0.01), ScriptedCard("GPU-0")) as it:
+        await _freeze_gc_once(it.agent)
+        gc.unfreeze()
+
+    assert len(given) == 1
+    assert given[0] > 0
 
 
 async def test_the_report_is_served_with_the_time_of_sending() -> None:

@@ -86,6 +86,7 @@ async def test_foreign_use_is_confirmed_when_it_begins_and_ends(tmp_path: Path) 
                 reported += 1
                 running.look()
                 await eventually(partial(it.has_said, reported))
+                assert it.updates[0][-1].is_news
 
 
 async def test_heartbeats_are_sent_without_changes(tmp_path: Path) -> None:
