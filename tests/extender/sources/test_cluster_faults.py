@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -252,25 +253,29 @@ async def test_the_source_recovers_when_the_api_server_returns(
         assert (status.is_connected, status.last_error) == (True, "")
 
 
-async def test_a_watch_that_fails_twice_goes_on_without_a_new_list(
-    kube: FakeKube, tmp_path: Path
+@pytest.mark.parametrize(("failures", "lists"), [(2, 1), (3, 2)])
+async def test_a_watch_goes_on_without_a_new_list_until_it_fails_three_times(
+    kube: FakeKube, tmp_path: Path, failures: int, lists: int
 ) -> None:
     async with watched_cluster(kube, tmp_path) as (source, sink):
-        refused: set[str] = set()
+        refused: Counter[str] = Counter()
 
-        async def refuse_once(request: web.Request) -> web.StreamResponse:
-            if request.path in refused:
+        async def refuse(request: web.Request) -> web.StreamResponse:
+            refused[request.path] += 1
+            if refused[request.path] >= failures:
                 return await kube.answer(request)
-            refused.add(request.path)
             return await refusal(503, "later")(request)
 
-        kube.faults["watch"].extend([refuse_once] * 4)
+        kube.faults["watch"].extend([refuse] * 2 * failures)
         kube.end_watches()  # at once after their start, which is a failure, too
-        await eventually(lambda: [status.errors for status in source.status.values()] == [2, 2])
+        await eventually(
+            lambda: [status.errors for status in source.status.values()] == [failures] * 2
+        )
         kube.put("nodes", node("n"))
-        await eventually(lambda: "n" in sink.nodes)
+        kube.put("pods", pod("p"))
+        await eventually(lambda: "n" in sink.nodes and "p" in sink.pods)
 
-        assert [status.lists for status in source.status.values()] == [1, 1]
+        assert [status.lists for status in source.status.values()] == [lists] * 2
 
 
 async def test_a_version_from_the_future_leads_to_a_new_list(
