@@ -38,7 +38,7 @@ class Server:
         return np.where(column > 0, column, NAN) if is_above_zero else column
 
 
-faults = st.lists(st.sampled_from([0.0, 0.0, 31.0, 79.0]), min_size=3, max_size=3)
+faults = st.lists(st.sampled_from([0.0, 0.0, 1.0, 79.0]), min_size=3, max_size=3)
 
 
 @given(st.lists(st.tuples(faults, st.sampled_from([5.0, 20.0, 60.0])), min_size=1, max_size=8))
@@ -54,7 +54,7 @@ def test_faults_appear_and_disappear_in_the_same_round(
         assert slow_columns.column(XID, now).tolist() == values
 
 
-values = st.lists(st.sampled_from([NAN, 0.0, 79.0]), min_size=3, max_size=3)
+values = st.lists(st.sampled_from([NAN, 0.0, 1.0]), min_size=3, max_size=3)
 
 
 @given(st.lists(values, min_size=1, max_size=8))
