@@ -393,20 +393,26 @@ async def test_on_a_shared_device_utilization_repeats_per_tenant_and_power_does_
     assert values(found["DCGM_FI_DEV_POWER_USAGE"], "pod") == {("",): 80.0}
 
 
+UNREAD = {
+    "DCGM_FI_DEV_SM_CLOCK": (Extra.SM_CLOCK, 1e-6),
+    "DCGM_FI_DEV_MEM_CLOCK": (Extra.MEMORY_CLOCK, 1e-6),
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": (Extra.ENERGY, 1e3),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": (Extra.PCIE_REPLAYS, 1),
+    "DCGM_FI_DEV_ENC_UTIL": (Extra.ENCODER_UTILIZATION, 100),
+    "DCGM_FI_DEV_DEC_UTIL": (Extra.DECODER_UTILIZATION, 100),
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": (Extra.CORRECTABLE_REMAPPED_ROWS, 1),
+    "DCGM_FI_PROF_SM_OCCUPANCY": (Extra.SM_OCCUPANCY, 1),
+    "DCGM_FI_PROF_PCIE_TX_BYTES": (Extra.PCIE_SENT, 1),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": (Extra.PCIE_RECEIVED, 1),
+}
+"""Metrics that no decision needs, with the measured value and the factor to DCGM's unit."""
+
+
 async def test_the_extender_parses_every_dcgm_name() -> None:
     sampler = await sampled(busy_card())
     known = {metric.name for metric in DEFAULT_METRICS}
-    extra = {
-        "DCGM_FI_DEV_SM_CLOCK",
-        "DCGM_FI_DEV_MEM_CLOCK",
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
-        "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
-        "DCGM_FI_DEV_ENC_UTIL",
-        "DCGM_FI_DEV_DEC_UTIL",
-        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
-    }
 
-    assert set(names(scrape(sampler, dcgm=True).values())) <= known | extra
+    assert set(names(scrape(sampler, dcgm=True).values())) <= known | set(UNREAD)
 
 
 @pytest.mark.parametrize("lacks", [(), (Signal.GRAPHICS_ACTIVE, Signal.MEMORY_COPY_UTILIZATION)])
@@ -429,6 +435,8 @@ async def test_the_extender_reads_what_the_agent_measured_under_every_dcgm_name(
 
     found = scrape(sampler, dcgm=True)
 
+    for name, (extra, factor) in UNREAD.items():
+        assert values(found[name]).popitem()[1] == pytest.approx(measured[extra] * factor), name
     for metric in DEFAULT_METRICS:
         if metric.name in found:
             exported = np.array(list(values(found[metric.name]).values()))

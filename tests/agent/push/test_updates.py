@@ -84,6 +84,44 @@ def test_a_free_device_is_used_above_a_threshold(
     assert (free.is_used, held.is_used) == ((is_used,), (False,))
 
 
+@pytest.mark.parametrize(
+    ("signals", "activity"),
+    [
+        ({}, 0.0),
+        *[
+            ({name: 0.4}, 0.4)
+            for name in (
+                *("graphics_active_ratio", "sm_active_ratio", "tensor_active_ratio"),
+                *("dram_active_ratio", "memory_copy_utilization_ratio"),
+            )
+        ],
+        ({"power_watts": 700.0, "power_limit_watts": 700.0}, 1.0),
+    ],
+)
+def test_the_busiest_signal_of_a_device_counts(signals: dict[str, float], activity: float) -> None:
+    passes = Passes()
+
+    digest = passes.digest_builder.build(
+        passes.next(signals={"gpu_utilization_ratio": 0.0, **signals})
+    )
+
+    assert digest.activity == (activity,)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"memory_total_bytes": 80 * GIB},
+        {"memory_total_bytes": None, "memory_free_bytes": 60 * GIB},
+        {"memory_total_bytes": None, "memory_free_bytes": 59 * GIB, "memory_reserved_bytes": GIB},
+    ],
+)
+def test_the_share_of_memory_in_use_is_of_the_total(rest: dict[str, float]) -> None:
+    passes = Passes()
+
+    assert passes.digest_builder.build(passes.next(used=0.25, signals=rest)).memory_used == (0.25,)
+
+
 def test_unchanged_layout_and_holders_are_not_sent_again() -> None:
     updates = UpdateBuilder()
     first = make(updates, report())
