@@ -1,7 +1,8 @@
 """Run mutation tests of a room's code with its own tests: `make mutants ROOM=core`.
 
 A sample of mutants of the room's code, each with one change, is run with the room's own tests:
-those that run the changed line, or, if it runs at import, those that run any line of the file.
+those that run the changed line, or, if it runs at import, all of them; those that run any line of
+the file come first.
 Everything happens in a copy of the tree. A mutant that no test detects survives. Mutants that are
 equivalent to the original are listed with the reason in `bench/data/equivalent_mutants.txt`.
 
@@ -203,6 +204,9 @@ class Bench:
 
     def _try_in_new_pytest(self, mutant: Mutant, learned: Learned) -> Outcome:
         tests = learned.order(learned.of_file(mutant), mutant, self._seconds)
+        # Others may use what the file defines, such as a default, without a function of it.
+        others = set(learned.seconds).difference(tests, learned.failed)
+        tests += learned.order(others, mutant, self._seconds)
         limit = 2 * limit_seconds(learned, tests)  # imports come on top
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         left_out = [f"--deselect={test}" for test in learned.failed]
