@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from agent.gpu.backend import LINK_COUNTERS
 from extender.core.devices.readings import _NVML_ONLY, DeviceKey, Signal
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.dcgm import (
@@ -187,6 +188,12 @@ def test_all_generations_of_exporters_give_the_same_value(names: str) -> None:
         found.add((metric.signal, converted(float(text), metric.unit, metric.signal)))
 
     assert len(found) == 1
+
+
+def test_every_counter_of_links_that_an_agent_exports_is_read() -> None:
+    exported = {counter.dcgm for counter in LINK_COUNTERS.values()}
+
+    assert exported <= {metric.name for metric in DEFAULT_METRICS if metric.is_counter}
 
 
 def test_a_users_row_replaces_the_default() -> None:

@@ -289,6 +289,14 @@ async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus)
     assert last == pytest.approx(expected, rel=HALF_PRECISION)
 
 
+async def test_rounds_are_spread_around_the_interval(fake: FakePrometheus) -> None:
+    async with running(fake.url, interval_seconds=10) as delivered:
+        pauses = [delivered.source._pause_seconds() for _ in range(200)]
+
+    assert 9.0 <= min(pauses) < 9.5
+    assert 10.5 < max(pauses) <= 11.0
+
+
 async def test_past_readings_arrive_in_parts(fake: FakePrometheus) -> None:
     fake.series = [
         series("DCGM_FI_DEV_GPU_UTIL", number % 100, UUID=f"GPU-{number}", Hostname="gpu-1")
