@@ -79,7 +79,7 @@ async def test_the_decisions_of_all_replicas_are_listed_the_newest_first(client:
 @pytest.mark.parametrize(
     ("known", "ids"), [("far-1,near-7", ["far-2"]), ("near-7", ["far-2", "far-1"])]
 )
-async def test_a_replica_is_told_the_decisions_that_it_does_not_know(
+async def test_a_replica_gets_the_decisions_that_it_does_not_know(
     other: Client, known: str, ids: list[str]
 ) -> None:
     answer = await get(other, PEERS_PATH, after=known)
