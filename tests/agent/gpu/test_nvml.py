@@ -364,6 +364,11 @@ def test_topology_has_numa_node_and_nvlink_peers(tmp_path: Path, number: int) ->
     topology = nvml.topology(card, [card])
 
     assert (topology.numa_node, topology.nvlink_peers) == (number, (card.uuid, "switch"))
+    other = replace(card, uuid="GPU-of-an-unknown-address", pci_bus_id="")
+    (error,) = nvml.topology(card, [card, other]).unread
+    assert "the peer may be a card whose PCI address is unknown" in error.text
+    del buses[1]
+    assert nvml.topology(card, [card, other]).nvlink_peers == (card.uuid,)
 
 
 def test_the_numa_node_of_a_virtual_machine_is_unknown(tmp_path: Path) -> None:
