@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from extender.core.devices.readings import DeviceKey
 from extender.settings.sources import Prometheus
 from extender.sources.prometheus.http import PrometheusClient
+from extender.sources.prometheus.plots import PrometheusPlots
 from extender.sources.prometheus.protocol import PrometheusError
 from extender.sources.prometheus.responses import Recognized, Rows
 
@@ -21,6 +24,7 @@ ANSWER = {
     "data": {"resultType": "vector", "result": [{"metric": {"UUID": "G"}, "value": [1.0, "7"]}]},
 }
 DEADLINE_SECONDS = 10.0
+KEY = DeviceKey(("G", ""))
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ async def secure(tmp_path: Path, *, is_mutual: bool) -> AsyncIterator[Secure]:
     app = web.Application()
     app.router.add_get("/api/v1/query", answer)
     app.router.add_post("/api/v1/query", answer)
+    app.router.add_post("/api/v1/query_range", answer)
     server = TestServer(app)
     await server.start_server(ssl=context)
     yield Secure(url=f"https://127.0.0.1:{server.port}", ca_file=ca_file, client_file=client_file)
@@ -84,6 +89,16 @@ async def test_a_server_with_a_trusted_certificate_is_queried(secure: Secure) ->
     files = {"ca_file": secure.ca_file, "cert_file": secure.client_file}
 
     assert await fetch(secure.url, **files, key_file=secure.client_file) == 1
+
+
+async def test_plots_come_from_a_server_with_a_trusted_certificate_only(secure: Secure) -> None:
+    async def error_of(**files: Path) -> str:
+        chosen = Prometheus.model_validate({"url": secure.url, **files})
+        return (await PrometheusPlots(lambda: chosen, time.time).hour([KEY])).error
+
+    own = {"cert_file": secure.client_file, "key_file": secure.client_file}
+    assert await error_of(ca_file=secure.ca_file, **own) == ""
+    assert "certificate verify failed" in await error_of()
 
 
 async def test_a_server_with_an_untrusted_certificate_is_not_queried(secure: Secure) -> None:
