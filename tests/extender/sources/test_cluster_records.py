@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodPhase, PodRecord, Taint
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import likeness_of
@@ -113,6 +114,27 @@ def test_a_node_whose_devices_are_all_unhealthy_still_shows_its_capacity() -> No
 
     assert record is not None
     assert (record.allocatable, record.capacity) == ({"nvidia.com/gpu": 0}, {"nvidia.com/gpu": 8})
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "host"),
+    [
+        ({"cpu": "63500m", "memory": "2Gi"}, HostResources(63_500, 2 << 30)),
+        ({"cpu": "4", "memory": "1Ki", "ephemeral-storage": "9"}, HostResources(4_000, 1024, 9)),
+        ({"cpu": "4"}, None),
+        ({"memory": "1Ki"}, None),
+    ],
+)
+def test_the_resources_of_a_node_are_known_with_its_cpu_and_memory(
+    allocatable: dict[str, str], host: HostResources | None
+) -> None:
+    raw = node("n")
+    raw["status"]["allocatable"] = allocatable
+
+    record = reduce_node(raw, NAMES)
+
+    assert record is not None
+    assert record.host == host
 
 
 def test_a_waiting_pod_is_reduced() -> None:
