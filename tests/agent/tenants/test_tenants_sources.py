@@ -410,6 +410,19 @@ def test_the_agents_own_pod_is_unknown_in_a_private_namespace(tmp_path: Path) ->
     assert [found[pid].location.place for pid in (5, 6)] == [Place.UNKNOWN, Place.POD]
 
 
+@pytest.mark.parametrize(
+    ("name", "parent", "is_host"),
+    [("kthreadd", 0, True), ("kthreadd", 1, False), ("sh", 0, False), ("sh", 1, False)],
+)
+def test_a_hosts_second_process_is_the_kernels_and_has_no_parent(
+    tmp_path: Path, name: str, parent: int, *, is_host: bool
+) -> None:
+    machine = FakeMachine(tmp_path)
+    (machine.proc / "2" / "status").write_text(f"Name:\t{name}\nPid:\t2\nPPid:\t{parent}\n")
+
+    assert ProcessTable(machine.proc, clock=Clock()).sees_host() is is_host
+
+
 def test_a_real_process_is_found_and_a_zombie_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         started, own = process_stat(child.pid), process_stat(os.getpid())
