@@ -171,6 +171,12 @@ def test_an_early_failure_has_a_time(status: Object, failed_at: str | None) -> N
     assert reduced(pod("p", node="n", **status)).failed_at == parse_time(failed_at)
 
 
+def test_a_failure_is_early_up_to_and_including_the_limit() -> None:
+    raw = pod("p", node="n", containerStatuses=[container(terminated=ended(1, T0, T30))])
+
+    assert [is_failed_early(raw, within) for within in (29, 30, 31)] == [False, True, True]
+
+
 def test_an_unbound_pod_cannot_fail_early() -> None:
     assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
 
