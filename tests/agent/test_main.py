@@ -74,6 +74,20 @@ def test_json_prints_the_report(tmp_path: Path) -> None:
     assert report.sequence == 2
 
 
+@pytest.mark.parametrize(
+    ("folder", "problem"), [(".", "cannot call the kubelet"), ("none", "the kubelet is not called")]
+)
+def test_the_kubelet_is_called_once_where_its_directory_is(
+    tmp_path: Path, folder: str, problem: str
+) -> None:
+    socket = {"IDLEGPU_AGENT_KUBELET_SOCKET": str(tmp_path / folder / "kubelet.sock")}
+
+    report = decode_report(run("--json", **two_cards(tmp_path), **socket).stdout.encode())
+
+    assert report.tenants_problem is not None
+    assert report.tenants_problem.text.startswith(problem)
+
+
 def test_watch_refreshes_the_table_until_interrupted(tmp_path: Path) -> None:
     quick = {"IDLEGPU_AGENT_PERIOD_SECONDS": "0.25", "COLUMNS": "200", "TERM": "xterm"}
     master, slave = pty.openpty()
