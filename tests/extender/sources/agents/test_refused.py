@@ -116,6 +116,19 @@ def test_each_agent_is_logged_once_for_a_reason(caplog: pytest.LogCaptureFixture
     assert refusals.counts[AgentRefusal.BAD_TOKEN] == 5
 
 
+def test_a_refusal_that_is_expected_in_operation_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    refusals = Refusals(lambda: 0.0)
+    for refusal in AgentRefusal:
+        refusals.note(RefusedError(refusal, "why"), "n", "a")
+
+    expected = {AgentRefusal.REPLACED, AgentRefusal.CLOSING, AgentRefusal.BUSY}
+    assert {vars(line)["reason"] for line in caplog.records if line.levelname == "INFO"} == expected
+    assert len(caplog.records) == len(AgentRefusal)
+
+
 async def test_claims_of_a_token_are_not_trusted(tmp_path: Path) -> None:
     async with report_server(tmp_path) as server:
         forged = token("gpu-1")
