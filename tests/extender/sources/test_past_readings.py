@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,29 @@ def line(name: str, uuid: str, value: Value) -> Line:
 
 def percent(ago: float) -> float:
     return ago / STEP_SECONDS % 100
+
+
+async def test_one_query_of_the_past_has_few_steps_and_no_step_is_queried_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queried: list[float] = []
+    async with past_of([line(UTILIZATION, "GPU-a", percent)]) as (client, settings):
+        query_range = client.query_range
+
+        def record(
+            query: str, *, start: float, end: float, step_seconds: float, **rest: Any
+        ) -> Any:
+            steps = np.arange(start, end + 1.0, step_seconds).tolist()
+            assert len(steps) <= 4
+            queried.extend(steps)
+            return query_range(query, start=start, end=end, step_seconds=step_seconds, **rest)
+
+        monkeypatch.setattr(client, "query_range", record)
+        past = await asyncio.to_thread(
+            _collect_past, client, settings, now=NOW, window_seconds=4 * 3600.0
+        )
+
+    assert queried == past.times.tolist()
 
 
 async def test_each_step_has_the_value_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
