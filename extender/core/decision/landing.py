@@ -38,6 +38,7 @@ class Landing:
         devices: per slot, whether the pod could get this device.
         size: number of devices in the set.
         needed: number of distinct devices that the pod will get.
+        replicas: number of devices or replicas that the pod will get.
         taken: number of devices in the set that are allocated, without knowing which.
         unoffered: number of devices in the set that the kubelet does not offer, without knowing
             which.
@@ -48,6 +49,7 @@ class Landing:
     devices: Flags
     size: Rows
     needed: Rows
+    replicas: Rows
     taken: Rows
     unoffered: Rows
     certainty: Ratios
@@ -150,6 +152,7 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
         devices=devices,
         size=size,
         needed=needed,
+        replicas=np.where(batch.is_shared, count, needed),
         taken=taken,
         unoffered=unoffered,
         certainty=certainty,

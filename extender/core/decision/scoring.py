@@ -287,8 +287,8 @@ def _usable(stranded: Ratios, most: float) -> Ratios:
 
 def free_after(batch: Batch, assessment: Assessment) -> Ratios:
     """Return the number of devices or replicas per node that stay free once the pod is placed."""
-    requested = np.where(batch.is_shared, 1, assessment.landing.needed)
-    free: Ratios = np.maximum(batch.allocatable - batch.held - requested, 0).astype(np.float64)
+    left = batch.allocatable - batch.held - assessment.landing.replicas
+    free: Ratios = np.maximum(left, 0).astype(np.float64)
     return free
 
 

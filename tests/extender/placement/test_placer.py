@@ -10,6 +10,7 @@ from extender.core.decision.filtering import Code, Rejection
 from extender.core.devices.readings import Signal
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
+from extender.core.policy import Strategy
 from testkit.builders import GIB, GPU, pod_ref, rejected, request
 from testkit.cards import card
 from testkit.world import World, one_node, time_sliced
@@ -440,3 +441,11 @@ def test_pod_is_not_woken_for_unknown_or_full_nodes() -> None:
     assert world.placer.would_do(pod_ref("b"), request(1), "node")
     assert not world.placer.would_do(pod_ref("b"), request(2), "node")
     assert not world.placer.would_do(pod_ref("b"), request(1), "node-9")
+
+
+def test_all_replicas_that_a_pod_requests_are_left_out_of_the_free_ones() -> None:
+    world = time_sliced(1, 2, 3)
+
+    (verdict,) = world.placer.explain_nodes(request(3, strategy=Strategy.PACK), ["node-0"])
+
+    assert verdict.reason.endswith("leaves 3 of 6 replicas usable")
