@@ -203,7 +203,7 @@ class ObjectCache(Generic[_Record]):
             await self._correct(unlisted, differing, pacer)
         else:
             for key in unlisted:
-                del self._records[key]
+                self._records.pop(key, None)
             self._records.update(differing)
             self._replace(tuple(self._records.values()))
         self._is_filled = True
