@@ -95,12 +95,18 @@ class EvaluationCache:
         return entry.evaluation
 
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
-        """Evaluate a new pod's request in advance, up to a limit of requests; skip a cached one."""
+        """Evaluate a new pod's request, unless too many others are expected.
+
+        Of a cached request only the dirty rows are evaluated.
+        """
         for resource, _ in device_requests(request):
             key = _key(resource, request)
+            if key in self._requests:
+                self._update(resource, [(key[1], self._requests[key])])
+                continue
             snapshot = self._fleet.snapshot()
             pool = snapshot.pools.get(resource)
-            if pool is None or key in self._requests or not self._has_room():
+            if pool is None or not self._has_room():
                 continue
             cached = self._use(key, is_expected=True)
             cached.add((yield from self._evaluate(snapshot, pool, key[1])))

@@ -332,6 +332,21 @@ def test_a_cached_request_is_not_evaluated_for_a_new_pod(
     assert not pools_evaluated
 
 
+def test_dirty_rows_of_a_cached_request_are_evaluated_for_a_new_pod(
+    world: World, rows_evaluated: list[int]
+) -> None:
+    for count in (1, 2):
+        world.rank(request(count))
+    world.place("another", request(1))
+    rows_evaluated.clear()
+
+    expect(world, 2)
+    assert rows_evaluated == [1]
+
+    world.rank(request(2))
+    assert rows_evaluated == [1]
+
+
 def test_requests_are_precomputed_up_to_a_limit_until_used_or_expired(
     world: World, pools_evaluated: list[int]
 ) -> None:
