@@ -35,6 +35,10 @@ _MAX_EXPECTED = 8
 _EXPECTED_SECONDS = 10.0
 """Time within which kube-scheduler is expected to call filter for a new pod."""
 
+_MANY_NODES: Final = 2000
+"""Number of nodes from which kube-scheduler's own filters take longer than an evaluation of dirty
+rows, a millisecond. With fewer nodes its request would have to wait for the evaluation."""
+
 _Key = tuple[str, GpuRequest]
 """Resource and request, without nominated node and targets: decisions apply these afterwards."""
 
@@ -97,16 +101,19 @@ class EvaluationCache:
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
         """Evaluate a new pod's request, unless too many others are expected.
 
-        Of a cached request only the dirty rows are evaluated.
+        Of a cached request only the dirty rows are evaluated, if there is time before it comes.
         """
         for resource, _ in device_requests(request):
             key = _key(resource, request)
-            if key in self._requests:
-                self._update(resource, [(key[1], self._requests[key])])
-                continue
             snapshot = self._fleet.snapshot()
             pool = snapshot.pools.get(resource)
-            if pool is None or not self._has_room():
+            if pool is None:
+                continue
+            if key in self._requests:
+                if len(pool.nodes) >= _MANY_NODES:
+                    self._update(resource, [(key[1], self._requests[key])])
+                continue
+            if not self._has_room():
                 continue
             cached = self._use(key, is_expected=True)
             cached.add((yield from self._evaluate(snapshot, pool, key[1])))

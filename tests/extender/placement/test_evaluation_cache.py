@@ -332,14 +332,19 @@ def test_a_cached_request_is_not_evaluated_for_a_new_pod(
     assert not pools_evaluated
 
 
-def test_dirty_rows_of_a_cached_request_are_evaluated_for_a_new_pod(
-    world: World, rows_evaluated: list[int]
+def test_in_a_large_cluster_dirty_rows_of_a_cached_request_are_evaluated_for_a_new_pod(
+    world: World, rows_evaluated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for count in (1, 2):
         world.rank(request(count))
     world.place("another", request(1))
     rows_evaluated.clear()
 
+    monkeypatch.setattr(placement_cache, "_MANY_NODES", 4)
+    expect(world, 2)
+    assert rows_evaluated == []
+
+    monkeypatch.setattr(placement_cache, "_MANY_NODES", 3)
     expect(world, 2)
     assert rows_evaluated == [1]
 
