@@ -99,7 +99,7 @@ def watching_memory(pid: Callable[[], int], *, has_pss: bool = False) -> Iterato
 
     Args:
         pid: returns the PID of the main process, which may start later than the context.
-        has_pss: also sample the proportional set sizes, which stops the processes for milliseconds.
+        has_pss: also sample the proportional set sizes; reading them delays the processes.
     """
     peak = Peak()
     is_over = threading.Event()

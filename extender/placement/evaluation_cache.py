@@ -101,7 +101,7 @@ class EvaluationCache:
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
         """Evaluate a new pod's request, unless too many others are expected.
 
-        Of a cached request only the dirty rows are evaluated, if there is time before it comes.
+        Of a cached request only the dirty rows are evaluated, and only in a large cluster.
         """
         for resource, _ in device_requests(request):
             key = _key(resource, request)

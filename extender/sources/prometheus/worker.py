@@ -87,7 +87,7 @@ _EARLY_STEP_SECONDS: Final = 450.0
 enough for earlier hours, and keeps the values few."""
 
 _STEPS_PER_QUERY: Final = 4
-"""The parsed answer of one query takes 25 MiB for forty thousand devices."""
+"""With 15 steps the process takes 30 MiB more for forty thousand devices, and a tenth less time."""
 _DEVICES_PER_STEP: Final = 4096
 
 
